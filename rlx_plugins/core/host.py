@@ -1,0 +1,50 @@
+"""What a host can supply and do, in one object: the checks of a configuration read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+BATCH_SIGNALS = frozenset(
+    "response_mask response_ids group rewards row_id keep finished temperature propensity prompt_key".split()
+)
+"""Columns every host gives every batch; a plug-in need not list them in `requires`."""
+
+CAPABILITIES = {
+    "rounds": "several rounds of generation in one step",
+    "until_group": "hand groups back as they finish",
+    "pause": "hand rows back at a response length",
+    "continue": "go on from given response tokens",
+    "context": "sample with extra prompt tokens that training omits",
+    "row_temperature": "a sampling temperature per row",
+    "abort": "stop rows in flight, keeping their tokens",
+    "forward:logp": "log-probabilities under the current policy during the rollout",
+    "forward:hidden": "hidden states during the rollout",
+    "forward:prompt_entropy": "entropy of prompts during the rollout",
+    "choose_prompts": "start prompts a sampler names",
+    "logits": "logits of the policy in the loss",
+    "teacher_logits": "logits of a teacher in the loss",
+    "cut_rows": "shorten rows before the training forward",
+    "engine_patch": "change the engine's model or scheduler",
+}
+"""Capability -> what it means; `Plugin.capabilities` and `HostProfile.capabilities` use these names."""
+
+
+@dataclass(frozen=True)
+class HostProfile:
+    """A host in one configuration.
+
+    name          "trl", "verl", "table"
+    signals       columns it supplies beyond BATCH_SIGNALS as it is configured now
+    capabilities  what it can do as it is configured now, from CAPABILITIES
+    remedies      signal or capability -> the option that would supply it, or why nothing does
+    """
+
+    name: str
+    signals: frozenset[str] = frozenset()
+    capabilities: frozenset[str] = frozenset()
+    remedies: Mapping[str, str] = field(default_factory=dict)
+
+    def remedy(self, missing: str) -> str:
+        """What to do about a missing signal or capability, as the end of an error message."""
+        return self.remedies.get(missing, f"no option of host {self.name} supplies it")

@@ -1,0 +1,164 @@
+"""The rollout program: how one step's groups come about, as a conversation between its parts and the host.
+
+`rollout_program` is a coroutine. It yields operations (`Generate`, `Abort`, `Forward`), the host executes each and
+sends the result back, and it returns the groups of the training batch:
+
+    intake -> draw -> [ more -> prepare -> Generate -> look ]* -> complete -> accept -> (draw again) -> close -> annotate
+
+Sampler, allocator, hint, temperature, replay and pruner are six names for parts of this one program (core/kinds.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .config import Parts
+from .context import Context
+from .errors import ConfigError
+from .operations import Abort, Generate, Operation, Steps, as_steps
+from .trajectory import Group, Rollout
+
+LIVE = ("new", "running", "parked", "paused")
+
+
+def drive(program: Steps, execute: Callable[[Operation], Any]) -> Any:
+    """Run a program to its end: `execute` carries out each operation and its result goes back. Returns the program's."""
+    try:
+        operation = next(program)
+        while True:
+            operation = program.send(execute(operation))
+    except StopIteration as end:
+        return end.value
+
+
+def rollout_program(parts: Parts, ctx: Context) -> Steps:
+    """One step of generation; returns the groups to train on, at most `ctx.groups` of them."""
+    return (yield from _Step(parts, ctx).run())
+
+
+class _Step:
+    """The program's variables: groups under way, complete ones, and those that have left."""
+
+    def __init__(self, parts: Parts, ctx: Context):
+        self.parts, self.ctx = parts, ctx
+        self.all = parts.rollout
+        self.sampler = parts.one("sampler")
+        self.planners = [p for kind in ("allocator", "hint") for p in parts[kind]]
+        self.waits_for_all = any(p.scope == "batch" for p in self.planners)
+        self.under_way: dict[str, Group] = {}
+        self.ready: list[Group] = []
+        self.departed: list[Group] = []
+
+    def run(self) -> Steps:
+        need = self.ctx.groups
+        refills = self.sampler is not None and self.sampler.refills
+        to_start = self._take_in(need)
+        while True:
+            started = yield from self._start(to_start)
+            ended = yield from self._generate(need)
+            if ended or not refills or (to_start > 0 and started == 0):
+                break
+            to_start = need - len(self.ready)
+            if to_start <= 0:
+                break
+        return (yield from self._end(need))
+
+    def _take_in(self, need: int) -> int:
+        """Groups that replay and pruners bring along; returns how many prompts are still to start."""
+        to_start = need
+        for part in (*self.parts["replay"], *self.parts["pruner"]):
+            brought, to_start = part.intake(to_start, self.ctx)
+            self.under_way |= {g.id: g for g in brought}
+        return to_start
+
+    def _start(self, n: int) -> Steps:
+        """Open a group for each prompt the sampler (or the host's data loader) names; returns how many."""
+        if n <= 0:
+            return 0
+        keys: Sequence[str] = self.ctx.offered[:n]
+        if self.sampler is not None:
+            keys = yield from as_steps(self.sampler.draw(n, self.ctx))
+        for key in keys:
+            if key not in self.ctx.prompts:
+                who = f"sampler {self.sampler.name}" if self.sampler else "the host's data loader"
+                raise ConfigError(f"{who} named a prompt that does not exist: {key!r}")
+            name = f"{key}#{self.ctx.step}.{len(self.ctx.started)}"
+            group = Group(name, key, list(self.ctx.prompts[key]), self.ctx.max_tokens)
+            group.extras.update(self.ctx.columns(key))
+            self.under_way[name] = group
+            self.ctx.started.append(group)
+        return len(keys)
+
+    def _generate(self, need: int) -> Steps:
+        """Rounds of generation until enough groups are ready or none is under way; True if the phase was ended."""
+        while self.under_way:
+            new = self._plan()
+            for part in self.all:
+                yield from as_steps(part.prepare(new, self.under_way, self.ctx))
+            self._depart()
+            if len(self.ready) >= need or any(p.enough(self.ready, self.ctx) for p in self.parts["pruner"]):
+                return True
+            live = [r for g in self.under_way.values() for r in g.rollouts if r.state in LIVE]
+            if live:
+                for r in live:
+                    r.pause_at, r.state = self._next_pause(len(r)), "running"
+                yield Generate(live, "all" if self.waits_for_all else "group")
+            settled = [g for g in self.under_way.values() if g.settled and not g.idle]
+            if settled:
+                for part in self.parts["pruner"]:
+                    yield from as_steps(part.look(settled, self.ctx))
+        return False
+
+    def _plan(self) -> list[Rollout]:
+        """Further rollouts for idle groups; a group for which no planner has any is complete."""
+        open_groups = [g for g in self.under_way.values() if g.fresh and not g.planned]
+        idle = [g for g in open_groups if g.idle]
+        if not idle or (self.waits_for_all and len(idle) < len(open_groups)):
+            return []
+        new: list[Rollout] = []
+        if not self.parts["allocator"]:
+            new = [r for g in idle if not g.rollouts for r in g.start(self.ctx.group_size)]
+        for part in self.planners:
+            busy = {r.group for r in new}
+            new += part.more([g for g in idle if g.id not in busy], self.ctx) or []
+        busy = {r.group for r in new}
+        for g in idle:
+            g.planned = g.id not in busy
+        return new
+
+    def _depart(self) -> None:
+        """Complete groups leave: edited by `complete`, then accepted into the batch or not."""
+        for g in [g for g in self.under_way.values() if g.idle and (g.planned or not g.fresh)]:
+            del self.under_way[g.id]
+            self.departed.append(g)
+            edited = dataclasses.replace(g, rollouts=list(g.rollouts), extras=dict(g.extras))
+            for part in self.all:
+                part.complete(edited, self.ctx)
+            if edited.done() and all(part.accept(edited, self.ctx) for part in self.all):
+                self.ready.append(edited)
+
+    def _next_pause(self, length: int) -> int | None:
+        """The nearest response length beyond `length` at which a pruner wants to look."""
+        stops: list[int] = []
+        for part in self.parts["pruner"]:
+            wanted = part.pause(self.ctx)
+            stops += [wanted] if isinstance(wanted, int) else list(wanted or [])
+        return min((s for s in stops if s > length), default=None)
+
+    def _end(self, need: int) -> Steps:
+        left = list(self.under_way.values())
+        running = [r for g in left for r in g.rollouts if r.state in ("new", "running", "paused")]
+        if running:
+            yield Abort(running)
+        ready, surplus = self.ready[:need], self.ready[need:]
+        for part in self.all:
+            yield from as_steps(part.close(left + surplus, self.ctx))
+        for part in self.parts:
+            if hasattr(part, "annotate"):
+                yield from as_steps(part.annotate(ready, self.ctx))
+        fresh = [g for g in self.departed if g.fresh]
+        for part in self.all:
+            part.observe(fresh, self.ctx)
+        return ready

@@ -1,0 +1,137 @@
+"""Statistics over ragged groups, without a loop and without padding.
+
+`Segments` holds which group each row is in; its methods take [B] or [B, ...] values and return [G, ...] per-group
+results, which `spread` brings back to the rows. Entries that are not finite, and rows where `where` is False, are left
+out of every statistic. Groups may be of any size and their rows anywhere in the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+
+class Segments:
+    """Rows by group.
+
+    index   [B] int64, dense group number of each row, groups numbered in ascending order of their id
+    ids     [G] the group ids
+    """
+
+    def __init__(self, group: Tensor):
+        if group.ndim != 1:
+            raise ValueError(f"group ids must be one per row, shape [B]; got {tuple(group.shape)}")
+        self.group = group
+        steps = group[1:] - group[:-1]
+        if bool((steps >= 0).all()):  # rows in ascending group order: no sort needed
+            starts = torch.ones_like(group, dtype=torch.bool)
+            starts[1:] = steps != 0
+            self.index = starts.cumsum(0) - 1
+            self.ids = group[starts]
+        else:
+            self.ids, self.index = torch.unique(group, return_inverse=True)
+        self.count_groups = len(self.ids)
+
+    def __len__(self) -> int:
+        return self.count_groups
+
+    @functools.cached_property
+    def sizes(self) -> Tensor:
+        """[G] int64: rows per group, whatever their values."""
+        return torch.bincount(self.index, minlength=len(self))
+
+    def spread(self, per_group: Tensor) -> Tensor:
+        """[G, ...] -> [B, ...]: every row gets its group's value."""
+        return per_group[self.index]
+
+    def sum(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[G, ...] sums of the counted entries; 0 for a group without any."""
+        return self._add(_select(x, counted(x, where)))
+
+    def count(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[G, ...] number of counted entries, in the dtype of `x`."""
+        dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
+        return self._add(counted(x, where).to(dtype))
+
+    def mean(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[G, ...] means; 0 for a group without counted entries."""
+        ok = counted(x, where)
+        return self._add(_select(x, ok)) / self._add(ok.to(x.dtype)).clamp(min=1)
+
+    def mean_std(self, x: Tensor, where: Tensor | None = None, ddof: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+        """Per-group (mean, std, count), [G, ...] each. std is 0 for groups with at most `ddof` counted entries."""
+        ok = counted(x, where)
+        n = self._add(ok.to(x.dtype))
+        mean = self._add(_select(x, ok)) / n.clamp(min=1)
+        centred = _select(x - self.spread(mean), ok)
+        var = self._add(centred * centred) / (n - ddof).clamp(min=1)
+        return mean, torch.where(n > ddof, var.sqrt(), torch.zeros_like(var)), n
+
+    def std(self, x: Tensor, where: Tensor | None = None, ddof: int = 1) -> Tensor:
+        """[G, ...] standard deviations; 0 for groups with at most `ddof` counted entries."""
+        return self.mean_std(x, where, ddof)[1]
+
+    def min(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[G, ...] minima; +inf for a group without counted entries."""
+        return self._extreme(x, where, "amin", torch.inf)
+
+    def max(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[G, ...] maxima; -inf for a group without counted entries."""
+        return self._extreme(x, where, "amax", -torch.inf)
+
+    def median(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[G] medians of [B] values (mean of the two middle ones); NaN for a group without counted entries."""
+        ok = counted(x, where)
+        order = self._order(x, ok)
+        n = self._add(ok.long())
+        first = self.sizes.cumsum(0) - self.sizes
+        last = len(x) - 1
+        low = (first + ((n - 1).clamp(min=0) // 2)).clamp(max=last)
+        high = (first + n.clamp(min=1) // 2).clamp(max=last)
+        values = x[order]
+        middle = (values[low] + values[high]) / 2
+        return torch.where(n > 0, middle, torch.full_like(middle, torch.nan))
+
+    def rank(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[B] int64: position of each counted row in its group by ascending value, ties by row order; -1 if not counted."""
+        ok = counted(x, where)
+        order = self._order(x, ok)
+        first = self.sizes.cumsum(0) - self.sizes
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(x), device=x.device)
+        return torch.where(ok, place - self.spread(first), torch.full_like(place, -1))
+
+    def _order(self, x: Tensor, ok: Tensor) -> Tensor:
+        """Row order by (group, counted first, value, row)."""
+        by_value = torch.argsort(torch.where(ok, x, torch.full_like(x, torch.inf)), stable=True)
+        by_ok = by_value[torch.argsort((~ok[by_value]).long(), stable=True)]
+        return by_ok[torch.argsort(self.index[by_ok], stable=True)]
+
+    def _add(self, x: Tensor) -> Tensor:
+        return torch.zeros(len(self), *x.shape[1:], dtype=x.dtype, device=x.device).index_add_(0, self.index, x)
+
+    def _extreme(self, x: Tensor, where: Tensor | None, how: str, empty: float) -> Tensor:
+        filled = torch.where(counted(x, where), x, torch.full_like(x, empty))
+        out = torch.full((len(self), *x.shape[1:]), empty, dtype=x.dtype, device=x.device)
+        return out.index_reduce_(0, self.index, filled, how)
+
+
+def counted(x: Tensor, where: Tensor | None = None) -> Tensor:
+    """Entries that enter a statistic: finite, and where `where` ([B], or the shape of `x`) is True."""
+    ok = torch.isfinite(x)
+    if where is None:
+        return ok
+    return ok & where.reshape(where.shape + (1,) * (x.ndim - where.ndim))
+
+
+def _select(x: Tensor, ok: Tensor) -> Tensor:
+    return torch.where(ok, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def zscore(segments: Segments, x: Tensor, eps: float, ddof: int = 1, where: Tensor | None = None) -> Tensor:
+    """(x - group mean) / (group std + eps), 0 where not counted and in groups of one."""
+    mean, std, n = segments.mean_std(x, where, ddof)
+    ok = counted(x, where) & (segments.spread(n) > 1)
+    return _select((x - segments.spread(mean)) / (segments.spread(std) + eps), ok)

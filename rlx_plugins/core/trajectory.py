@@ -1,0 +1,178 @@
+"""What the rollout program moves: segments of tokens, rollouts made of them, groups of rollouts that share a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Source = Literal["policy", "reused", "hint", "tool"]
+State = Literal["new", "running", "paused", "parked", "finished", "pruned"]
+Stop = Literal["eos", "length", "aborted"]
+
+
+@dataclass
+class Segment:
+    """A run of response tokens with one origin.
+
+    `policy` and `reused` tokens are the model's own; `hint` tokens were written for it; `tool` tokens came from an
+    environment. `logp` is what the engine reported when it sampled the tokens (None: unknown), `logp_behavior` the
+    log-probability under the sampling-time weights *and context* where that differs from the training prompt's.
+    `version` counts the weight updates the sampling policy had seen. `trained=False` marks a shared prefix that is
+    trained in another row.
+    """
+
+    tokens: list[int]
+    source: Source = "policy"
+    logp: list[float] | None = None
+    version: int = -1
+    turn: int = 0
+    trained: bool = True
+    logp_behavior: list[float] | None = None
+
+    @property
+    def from_model(self) -> bool:
+        return self.source in ("policy", "reused")
+
+    def head(self, n: int) -> Segment:
+        """The first `n` tokens, as a segment of its own."""
+        cut = {name: values[:n] for name in ("logp", "logp_behavior") if (values := getattr(self, name)) is not None}
+        return dataclasses.replace(self, tokens=self.tokens[:n], **cut)
+
+
+@dataclass
+class Rollout:
+    """One answer to one prompt, finished or not.
+
+    `slot` is its index in the group, `wave` counts the launches (rows started together share one). `prompt` is the
+    training prompt; `context` is put after it while sampling only; `teacher_context` is what a privileged teacher sees.
+    `max_tokens` bounds the response, `pause_at` is the response length at which the engine hands the row back.
+    `reward` and `components` are set by the host when the row finishes, before any shaping. `propensity` is the
+    probability with which the row survived pruning; `keep=False` leaves it out of the update.
+    """
+
+    prompt_key: str
+    group: str
+    slot: int
+    prompt: list[int]
+    wave: int = 0
+    context: list[int] = field(default_factory=list)
+    teacher_context: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    temperature: float = 1.0
+    max_tokens: int = 64
+    pause_at: int | None = None
+    state: State = "new"
+    stop: Stop | None = None
+    reward: float | None = None
+    components: dict[str, float] = field(default_factory=dict)
+    propensity: float = 1.0
+    keep: bool = True
+    tag: str = ""
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All response tokens, hints and tool output included."""
+        return [t for s in self.segments for t in s.tokens]
+
+    def __len__(self) -> int:
+        """Response length in tokens."""
+        return sum(len(s.tokens) for s in self.segments)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def done(self) -> bool:
+        return self.state in ("finished", "pruned")
+
+    @property
+    def scorable(self) -> bool:
+        """Finished with a reward that is a number."""
+        return self.state == "finished" and self.reward is not None and not math.isnan(self.reward)
+
+    @property
+    def helped(self) -> bool:
+        """A hint stands in the response or stood in the sampling context."""
+        return bool(self.context) or any(s.source == "hint" for s in self.segments)
+
+    def finish(self, stop: Stop) -> None:
+        self.state, self.stop = "finished", stop
+
+
+@dataclass
+class Group:
+    """The rollouts of one prompt that share a baseline. `fresh=False`: brought from an earlier step, not sampled now.
+
+    `extras` starts with the dataset's columns of the prompt; parts may add to it.
+    """
+
+    id: str
+    prompt_key: str
+    prompt: list[int]
+    max_tokens: int = 64
+    rollouts: list[Rollout] = field(default_factory=list)
+    extras: dict[str, Any] = field(default_factory=dict)
+    fresh: bool = True
+    planned: bool = False
+
+    def start(self, n: int) -> list[Rollout]:
+        """Add `n` new rollouts, launched together."""
+        wave = 1 + max((r.wave for r in self.rollouts), default=-1)
+        first = 1 + max((r.slot for r in self.rollouts), default=-1)
+        new = [
+            Rollout(self.prompt_key, self.id, first + i, list(self.prompt), wave=wave, max_tokens=self.max_tokens)
+            for i in range(n)
+        ]
+        self.rollouts += new
+        return new
+
+    def fork(self, rollout: Rollout, at: int, n: int) -> list[Rollout]:
+        """Add `n` new rollouts that continue `rollout` after its first `at` response tokens.
+
+        The copied prefix is not trained in the new rows (`trained=False`): it is trained once, in its own row.
+        """
+        prefix, left = [], at
+        for segment in rollout.segments:
+            take = min(left, len(segment.tokens))
+            left -= take
+            if take:
+                prefix.append(dataclasses.replace(segment.head(take), trained=False))
+        new = self.start(n)
+        for r in new:
+            r.segments = [dataclasses.replace(s) for s in prefix]
+            r.context, r.temperature, r.tag = list(rollout.context), rollout.temperature, f"fork:{rollout.slot}@{at}"
+        return new
+
+    def wave(self) -> list[Rollout]:
+        """The rollouts launched last."""
+        last = max((r.wave for r in self.rollouts), default=0)
+        return [r for r in self.rollouts if r.wave == last]
+
+    def done(self) -> list[Rollout]:
+        """The finished rollouts (pruned ones are not)."""
+        return [r for r in self.rollouts if r.state == "finished"]
+
+    def rewards(self) -> list[float]:
+        """Raw rewards of the finished rollouts; NaN where a reward function could not score."""
+        return [math.nan if r.reward is None else r.reward for r in self.done()]
+
+    def success_rate(self, above: float = 0.0) -> float | None:
+        """Share of scorable rollouts with a reward above `above`, weighted by 1/propensity; None without any."""
+        scored = [r for r in self.rollouts if r.scorable]
+        if not scored:
+            return None
+        total = sum(1 / r.propensity for r in scored)
+        return sum(1 / r.propensity for r in scored if r.reward is not None and r.reward > above) / total
+
+    @property
+    def idle(self) -> bool:
+        """Every rollout has ended."""
+        return all(r.done for r in self.rollouts)
+
+    @property
+    def settled(self) -> bool:
+        """No rollout is running: all have ended or stand at a pause."""
+        return all(r.done or r.state == "paused" for r in self.rollouts)
