@@ -1,4 +1,4 @@
-"""The scored batch: a table of named columns, one entry per row, in the vocabulary of signals (docs/architecture.md)."""
+"""The scored batch: a table of named columns, one entry per row, in the vocabulary of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ class RolloutBatch(Mapping[str, Any]):
 
     def cut(self, length: int) -> RolloutBatch:
         """Every [B,T,...] column shortened to its first `length` tokens."""
-        width = self["response_mask"].shape[1]
-        return self._like(
-            {
-                name: c[:, :length] if isinstance(c, Tensor) and c.ndim > 1 and tuple(c.shape[:2]) == (self.size, width) else c
-                for name, c in self._columns.items()
-            }
-        )
+        shape = self["response_mask"].shape
+
+        def shortened(column: Any) -> Any:
+            per_token = isinstance(column, Tensor) and column.shape[:2] == shape
+            return column[:, :length] if per_token else column
+
+        return self._like({name: shortened(column) for name, column in self._columns.items()})
 
     def to(self, device: torch.device | str) -> RolloutBatch:
         """Tensor columns moved to `device`."""
@@ -152,9 +152,6 @@ class RolloutBatch(Mapping[str, Any]):
         return RolloutBatch(columns, step=self.step, total_steps=self.total_steps, seed=self.seed)
 
 
-# component_names is a tuple on purpose: a list of K names would look like a per-row column when K == B.
-
-
 def pack(
     groups: Sequence[Group],
     *,
@@ -167,10 +164,11 @@ def pack(
 ) -> RolloutBatch:
     """The finished rollouts of `groups` as a batch: rows in group order, responses padded on the right.
 
-    Token columns [B,T]: response_ids, response_mask, hint_mask, turn_ids, segment_ids (-1 = none), logp_rollout (NaN =
-    unknown), logp_behavior (where recorded), staleness (policy versions). Row columns [B]: group, row_id, rewards (NaN =
-    unscorable), keep, helped, finished, temperature, propensity; reward_components [B,K] with component_names; the
-    scalars parts left in `rollout.extras` (NaN where a row has none). Lists: prompt_key, prompt_ids, source, rollout.
+    Token columns [B,T]: response_ids, response_mask, hint_mask, turn_ids, segment_ids (-1 = none), logp_rollout (NaN
+    = unknown), logp_behavior (where recorded), staleness (policy versions). Row columns [B]: group, row_id, rewards
+    (NaN = unscorable), keep, helped, finished, temperature, propensity; reward_components [B,K] with component_names;
+    the scalars parts left in `rollout.extras` (NaN where a row has none). Lists: prompt_key, prompt_ids, source,
+    rollout.
     """
     rows = [(g, n, r) for n, g in enumerate(groups) for r in sorted(g.done(), key=lambda r: r.slot)]
     if not rows:
@@ -225,7 +223,7 @@ def pack(
     if names:
         values = [[r.components.get(name, torch.nan) for name in names] for r in rollouts]
         columns["reward_components"] = torch.tensor(values, dtype=dtype)
-        columns["component_names"] = tuple(names)
+        columns["component_names"] = tuple(names)  # not a list: that would be a per-row column when K == B
     columns |= _extras(rollouts, dtype, taken=set(columns))
     batch = RolloutBatch(columns, step=step, total_steps=total_steps, seed=seed)
     return batch.to(device)

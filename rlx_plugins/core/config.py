@@ -1,10 +1,10 @@
 """The one grammar of a configuration, and the checks that refuse what can't run.
 
-    plugins:
-      method: lead                             # several kinds at once
-      advantage: dvao                          # a name
-      clip: {name: bapo, target: 1.0}          # a name with parameters
-      reward: [alp, {name: meds, window: 8}]   # a chain
+plugins:
+  method: lead                             # several kinds at once
+  advantage: dvao                          # a name
+  clip: {name: bapo, target: 1.0}          # a name with parameters
+  reward: [alp, {name: meds, window: 8}]   # a chain
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ distill_coef: weight of the distillation term."""
 
 @dataclass
 class Parts:
-    """The plug-ins of a run by kind, in the order of their chain. `parts["clip"]` is a list, `one("clip")` its entry."""
+    """The plug-ins of a run by kind, in the order of their chain: `parts["clip"]` is a list, `one("clip")` its one."""
 
     by_kind: dict[str, list[Any]]
     baseline: str = "kept"
@@ -67,7 +67,7 @@ class Parts:
         return {key: part.state_dict() for key, part in self._keyed()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore the state of every part; refuses, changing nothing, when the plug-ins are not those that were saved."""
+        """Restore the state of every part; refuses, changing nothing, when other plug-ins were saved."""
         mine = dict(self._keyed())
         if set(mine) != set(saved):
             raise ConfigError(
@@ -179,13 +179,14 @@ def check_together(parts: Parts) -> None:
         )
     weighing = [p for p in parts["correction"] if not p.masks_only]
     if len(weighing) > 1:
-        raise ConfigError(f"{_names(weighing)} both weigh tokens for the same mismatch; keep one (masks may be chained)")
+        raise ConfigError(f"{_names(weighing)} both weigh tokens for the same mismatch; keep one (masks may chain)")
     ratio = parts.one("ratio")
     for p in weighing:
         if ratio is not None and ratio.denominator == p.corrects[1]:
             raise ConfigError(
-                f"{_label(p)} corrects {p.corrects[0]} against {p.corrects[1]}, but {_label(ratio)} already divides by"
-                f" {p.corrects[1]}: the mismatch would count twice; use ratio.denominator=logp_old or drop the correction"
+                f"{_label(p)} corrects {p.corrects[0]} against {p.corrects[1]}, but {_label(ratio)} already divides"
+                f" by {p.corrects[1]}: the mismatch would count twice; use ratio.denominator=logp_old or drop the"
+                " correction"
             )
     cutters = [p for p in parts["selector"] if p.cuts_rows]
     whole = [p for kind in ("ratio", "clip") for p in parts[kind] if p.needs_full_rows]
@@ -222,7 +223,7 @@ def _check_fixed(parts: Parts) -> None:
 def _check_key(key: str) -> None:
     known = [*KINDS, *ALIASES, *OPTIONS]
     if key not in known:
-        raise ConfigError(f"unknown kind {key!r}{close_matches(key, known)} Accepted: {', '.join(known)}.")
+        raise ConfigError(f"unknown kind {key!r}{close_matches(key, known)} (accepted: {', '.join(known)})")
 
 
 def _specs(key: str, value: Any) -> list[Spec]:

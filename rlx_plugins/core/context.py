@@ -54,8 +54,9 @@ class Context:
 
     def uniform(self, name: str, *keys: object) -> float:
         """A reproducible float in [0, 1), independent of call order; `name` begins with the plug-in's own name."""
-        if (name, *keys) in self.injected:
-            return self.injected[name, *keys]
+        drawn = (name, *keys)
+        if drawn in self.injected:
+            return self.injected[drawn]
         return randomness.uniform(self.seed, self.step, name, keys)
 
     def generator(self, name: str, *keys: object) -> torch.Generator:

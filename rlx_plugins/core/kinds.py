@@ -31,7 +31,7 @@ Columns = dict[str, Any]
 
 
 class Plugin:
-    """Base of every plug-in. Subclasses are dataclasses; parameters are checked on construction and stay what they were.
+    """Base of every plug-in: a dataclass whose parameters are checked on construction and stay what they were.
 
     requires      signals (columns) it reads beyond those every batch carries; may be a property of the parameters
     provides      columns it makes for others
@@ -99,7 +99,7 @@ class RolloutPart(Plugin):
         return [], need
 
     def draw(self, n: int, ctx: Context) -> Any:
-        """Sampler [ops]: prompt keys to start, at most... as many as it has; may return fewer than `n`."""
+        """Sampler [ops]: keys of the prompts to start; may return fewer than `n`, or more where it over-draws."""
         return []
 
     def more(self, idle: list[Group], ctx: Context) -> list[Rollout]:
@@ -190,9 +190,9 @@ class Pruner(RolloutPart):
 class UpdatePart(Plugin):
     """Tensor mathematics over the signal table of a batch; masked positions may hold garbage, NaN included.
 
-    Optional hooks: `annotate` (as above), `from_logits`, and `observe`/`feedback`-free by design: state changes in
-    `__call__`. `scope`: whose statistics it uses: "row", "group", "batch", or "micro" (those of one micro-batch, with
-    at most one fixed-size `terms.all_reduce` per call).
+    State changes in `__call__`, which every rank runs on the same whole batch (in the loss phase: on its micro-batch).
+    `scope`: whose statistics it uses: "row", "group", "batch", or "micro" (those of one micro-batch, with at most one
+    fixed-size `terms.all_reduce` per call).
     """
 
     must: ClassVar[tuple[str, ...]] = ("__call__",)

@@ -67,10 +67,8 @@ def policy_loss(
     return loss, metrics
 
 
-def logit_columns(
-    parts: Parts, logits: Tensor | Mapping[str, Tensor] | None, batch: RolloutBatch
-) -> dict[str, Tensor]:
-    """The columns of every part's `from_logits`, made here from [B,T,V] logits or passed on where the host made them."""
+def logit_columns(parts: Parts, logits: Tensor | Mapping[str, Tensor] | None, batch: RolloutBatch) -> dict[str, Tensor]:
+    """The columns of every part's `from_logits`: made here from [B,T,V] logits, or passed on if the host made them."""
     if logits is None:
         return {}
     if isinstance(logits, Mapping):

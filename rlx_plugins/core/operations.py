@@ -47,5 +47,5 @@ Steps = Generator[Operation, Any, Any]
 def as_steps(result: Any) -> Steps:
     """Run a hook's result as part of a program: a generator's operations are passed on, a plain value is returned."""
     if isinstance(result, Iterator):
-        return (yield from result)  # type: ignore[misc]
+        return (yield from result)
     return result

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import ConfigError, close_matches
+
+_COMPARISONS = {
+    "ge": (">=", operator.ge),
+    "gt": (">", operator.gt),
+    "le": ("<=", operator.le),
+    "lt": ("<", operator.lt),
+}
 
 
 def param(
@@ -25,8 +32,9 @@ def param(
 ) -> Any:
     """Declare a hyper-parameter with bounds: `eps_low: float = param(0.2, ge=0, lt=1, doc="PPO's 0.2")`.
 
-    The bounds hold for a number, for every entry of a tuple or dict of numbers, and are skipped for None. An infinite
-    value passes unless a bound excludes it; NaN never does. A plain `name: type = default` is a parameter without bounds.
+    The bounds hold for a number and for every entry of a tuple or dict of numbers, and are skipped for None. An
+    infinite value passes unless a bound excludes it; NaN never does. A plain `name: type = default` is a parameter
+    without bounds.
     """
     metadata = {"bounds": {"ge": ge, "gt": gt, "le": le, "lt": lt}, "doc": doc}
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
@@ -37,8 +45,7 @@ def param_fields(cls: Any) -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(cls) if f.init}
 
 
-@functools.cache
-def field_types(cls: type) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
     """Resolved type of every field of `cls`."""
     return typing.get_type_hints(cls)
 
@@ -48,8 +55,9 @@ def check_names(label: str, cls: type, given: Mapping[str, Any]) -> None:
     known = param_fields(cls)
     for name in given:
         if name not in known:
-            accepted = ", ".join(known) or "none"
-            raise ConfigError(f"{label}: unknown parameter {name!r}{close_matches(name, known)} It accepts: {accepted}.")
+            accepted = ", ".join(known) or "no parameters"
+            near = close_matches(name, known)
+            raise ConfigError(f"{label}: unknown parameter {name!r}{near} (it accepts {accepted})")
     for name, f in known.items():
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and name not in given:
@@ -118,7 +126,8 @@ def _coerce(where: str, t: Any, value: Any) -> Any:
             return tuple(_coerce(f"{where}[{i}]", args[0], v) for i, v in enumerate(value))
         if args and len(args) != len(value):
             raise wrong
-        return tuple(_coerce(f"{where}[{i}]", a, v) for i, (a, v) in enumerate(zip(args, value, strict=True))) or tuple(value)
+        types_of = args or (Any,) * len(value)
+        return tuple(_coerce(f"{where}[{i}]", a, v) for i, (a, v) in enumerate(zip(types_of, value)))
     if origin is dict or t is dict:
         if not isinstance(value, Mapping):
             raise wrong
@@ -146,10 +155,7 @@ def _check_bounds(where: str, bounds: Mapping[str, float | None], value: Any) ->
         return
     if math.isnan(value):
         raise ConfigError(f"{where}: NaN is not a value")
-    tests = {"ge": (">=", value.__ge__), "gt": (">", value.__gt__), "le": ("<=", value.__le__), "lt": ("<", value.__lt__)}
     for name, limit in bounds.items():
-        if limit is not None:
-            sign, _ = tests[name]
-            ok = {"ge": value >= limit, "gt": value > limit, "le": value <= limit, "lt": value < limit}[name]
-            if not ok:
-                raise ConfigError(f"{where}: must be {sign} {limit:g}, got {value!r}")
+        sign, holds = _COMPARISONS[name]
+        if limit is not None and not holds(value, limit):
+            raise ConfigError(f"{where}: must be {sign} {limit:g}, got {value!r}")

@@ -1,6 +1,6 @@
 """The batch phase: from a scored batch to weighted, credited rows. Whole batch, no gradient, every rank the same.
 
-    reward -> advantage -> drop keep=False -> correction -> aggregate -> selector
+reward -> advantage -> drop keep=False -> correction -> aggregate -> selector
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Prepared:
 
 @torch.no_grad()
 def prepare(parts: Parts, batch: RolloutBatch) -> Prepared:
-    """Run the batch phase. Raises DataError for an infinite reward, a NaN logp_old, or a batch without a scorable row."""
+    """Run the batch phase. DataError: an infinite reward, a NaN logp_old, or no row that could be scored."""
     check_rewards(batch)
     if batch.has("logp_old"):
         check_finite("logp_old", batch.logp_old, batch)
@@ -83,13 +83,13 @@ def check_rewards(batch: RolloutBatch) -> None:
         row = int(infinite.nonzero()[0, 0])
         where = f"row {row}" + (f", prompt {batch.prompt_key[row]!r}" if batch.has("prompt_key") else "")
         raise DataError(
-            f"the reward of {where} is infinite ({batch.rewards[row]:g}); a reward function must return a finite number,"
-            " or None where it can't score"
+            f"the reward of {where} is infinite ({batch.rewards[row]:g}); a reward function must return a finite"
+            " number, or None where it can't score"
         )
     if bool(torch.isnan(batch.rewards).all()):
         raise DataError(
-            f"none of the {batch.size} rollouts of this step could be scored: every reward is NaN (a reward function that"
-            " answers None everywhere?)"
+            f"none of the {batch.size} rollouts of this step could be scored: every reward is NaN"
+            " (does a reward function answer None everywhere?)"
         )
 
 

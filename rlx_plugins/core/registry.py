@@ -1,4 +1,4 @@
-"""Plug-ins by (kind, name): built-ins imported on first use, third parties' through entry points, `register` for both."""
+"""Plug-ins by (kind, name): built-ins imported on first use, third parties' through entry points."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def register(kind: str, name: str) -> Callable[[PluginClass], PluginClass]:
     """
     protocol = KINDS.get(kind)
     if protocol is None:
-        raise RegistrationError(f"unknown kind {kind!r}{close_matches(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+        raise RegistrationError(f"unknown kind {kind!r}{close_matches(kind, KINDS)} (kinds: {', '.join(KINDS)})")
 
     def decorate(cls: PluginClass) -> PluginClass:
         _check_fits(kind, name, cls, protocol)
@@ -59,7 +59,7 @@ def register(kind: str, name: str) -> Callable[[PluginClass], PluginClass]:
 def find(kind: str, name: str) -> type[Plugin]:
     """The class of plug-in `name`; raises ConfigError listing the close matches when there is none."""
     if kind not in KINDS:
-        raise ConfigError(f"unknown kind {kind!r}{close_matches(kind, KINDS)} Kinds: {', '.join(KINDS)}.")
+        raise ConfigError(f"unknown kind {kind!r}{close_matches(kind, KINDS)} (kinds: {', '.join(KINDS)})")
     if (kind, name) not in _registered and name in builtin_names(kind):
         importlib.import_module(f"{_PACKAGE}.{FOLDERS[kind]}.{name}")
     if (kind, name) not in _registered:

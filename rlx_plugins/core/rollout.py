@@ -3,7 +3,7 @@
 `rollout_program` is a coroutine. It yields operations (`Generate`, `Abort`, `Forward`), the host executes each and
 sends the result back, and it returns the groups of the training batch:
 
-    intake -> draw -> [ more -> prepare -> Generate -> look ]* -> complete -> accept -> (draw again) -> close -> annotate
+    intake -> draw -> [more -> prepare -> Generate -> look]* -> complete -> accept -> (draw again) -> close -> annotate
 
 Sampler, allocator, hint, temperature, replay and pruner are six names for parts of this one program (core/kinds.py).
 """
@@ -20,11 +20,12 @@ from .errors import ConfigError
 from .operations import Abort, Generate, Operation, Steps, as_steps
 from .trajectory import Group, Rollout
 
-LIVE = ("new", "running", "parked", "paused")
+LIVE = ("new", "running", "paused")
+"""States of a rollout that generation goes on with; "parked" ones wait until a later step brings them back."""
 
 
 def drive(program: Steps, execute: Callable[[Operation], Any]) -> Any:
-    """Run a program to its end: `execute` carries out each operation and its result goes back. Returns the program's."""
+    """Run a program to its end, sending back what `execute` returns for each operation; returns its result."""
     try:
         operation = next(program)
         while True:
@@ -34,7 +35,10 @@ def drive(program: Steps, execute: Callable[[Operation], Any]) -> Any:
 
 
 def rollout_program(parts: Parts, ctx: Context) -> Steps:
-    """One step of generation; returns the groups to train on, at most `ctx.groups` of them."""
+    """One step of generation; returns the groups to train on, at most `ctx.groups` of them, in the order they came in.
+
+    The first `ctx.groups` to be ready are the batch; their order does not tell when each was ready, which is timing.
+    """
     return (yield from _Step(parts, ctx).run())
 
 
@@ -48,6 +52,7 @@ class _Step:
         self.planners = [p for kind in ("allocator", "hint") for p in parts[kind]]
         self.waits_for_all = any(p.scope == "batch" for p in self.planners)
         self.under_way: dict[str, Group] = {}
+        self.arrival: dict[str, int] = {}
         self.ready: list[Group] = []
         self.departed: list[Group] = []
 
@@ -70,8 +75,16 @@ class _Step:
         to_start = need
         for part in (*self.parts["replay"], *self.parts["pruner"]):
             brought, to_start = part.intake(to_start, self.ctx)
-            self.under_way |= {g.id: g for g in brought}
+            for g in brought:
+                self._take(g)
+                for r in g.rollouts:
+                    if r.state == "parked":
+                        r.state = "new"
         return to_start
+
+    def _take(self, group: Group) -> None:
+        self.arrival[group.id] = len(self.arrival)
+        self.under_way[group.id] = group
 
     def _start(self, n: int) -> Steps:
         """Open a group for each prompt the sampler (or the host's data loader) names; returns how many."""
@@ -87,7 +100,7 @@ class _Step:
             name = f"{key}#{self.ctx.step}.{len(self.ctx.started)}"
             group = Group(name, key, list(self.ctx.prompts[key]), self.ctx.max_tokens)
             group.extras.update(self.ctx.columns(key))
-            self.under_way[name] = group
+            self._take(group)
             self.ctx.started.append(group)
         return len(keys)
 
@@ -95,9 +108,10 @@ class _Step:
         """Rounds of generation until enough groups are ready or none is under way; True if the phase was ended."""
         while self.under_way:
             new = self._plan()
-            for part in self.all:
-                yield from as_steps(part.prepare(new, self.under_way, self.ctx))
-            self._depart()
+            if new:
+                for part in self.all:
+                    yield from as_steps(part.prepare(new, self.under_way, self.ctx))
+            departed = self._depart()
             if len(self.ready) >= need or any(p.enough(self.ready, self.ctx) for p in self.parts["pruner"]):
                 return True
             live = [r for g in self.under_way.values() for r in g.rollouts if r.state in LIVE]
@@ -105,6 +119,8 @@ class _Step:
                 for r in live:
                     r.pause_at, r.state = self._next_pause(len(r)), "running"
                 yield Generate(live, "all" if self.waits_for_all else "group")
+            elif not new and not departed:
+                return False  # only parked rollouts are left: `close` gets them
             settled = [g for g in self.under_way.values() if g.settled and not g.idle]
             if settled:
                 for part in self.parts["pruner"]:
@@ -128,16 +144,22 @@ class _Step:
             g.planned = g.id not in busy
         return new
 
-    def _depart(self) -> None:
-        """Complete groups leave: edited by `complete`, then accepted into the batch or not."""
-        for g in [g for g in self.under_way.values() if g.idle and (g.planned or not g.fresh)]:
+    def _depart(self) -> list[Group]:
+        """Complete groups leave: edited by `complete`, then accepted into the batch or not; returns those that left.
+
+        A group of an earlier step was edited when it was fresh, and is not edited again.
+        """
+        leaving = [g for g in self.under_way.values() if g.idle and (g.planned or not g.fresh)]
+        for g in leaving:
             del self.under_way[g.id]
             self.departed.append(g)
             edited = dataclasses.replace(g, rollouts=list(g.rollouts), extras=dict(g.extras))
-            for part in self.all:
-                part.complete(edited, self.ctx)
+            if g.fresh:
+                for part in self.all:
+                    part.complete(edited, self.ctx)
             if edited.done() and all(part.accept(edited, self.ctx) for part in self.all):
                 self.ready.append(edited)
+        return leaving
 
     def _next_pause(self, length: int) -> int | None:
         """The nearest response length beyond `length` at which a pruner wants to look."""
@@ -152,7 +174,8 @@ class _Step:
         running = [r for g in left for r in g.rollouts if r.state in ("new", "running", "paused")]
         if running:
             yield Abort(running)
-        ready, surplus = self.ready[:need], self.ready[need:]
+        ready = sorted(self.ready[:need], key=lambda g: self.arrival[g.id])
+        surplus = self.ready[need:]
         for part in self.all:
             yield from as_steps(part.close(left + surplus, self.ctx))
         for part in self.parts:

@@ -2,7 +2,8 @@
 
 `Segments` holds which group each row is in; its methods take [B] or [B, ...] values and return [G, ...] per-group
 results, which `spread` brings back to the rows. Entries that are not finite, and rows where `where` is False, are left
-out of every statistic. Groups may be of any size and their rows anywhere in the batch.
+out of every statistic. Groups may be of any size and their rows anywhere in the batch. Half precision is computed, and
+returned, in float32.
 """
 
 from __future__ import annotations
@@ -42,29 +43,36 @@ class Segments:
         """[G] int64: rows per group, whatever their values."""
         return torch.bincount(self.index, minlength=len(self))
 
+    @functools.cached_property
+    def starts(self) -> Tensor:
+        """[G] int64: place of each group's first row in an order by group (see `order`)."""
+        return self.sizes.cumsum(0) - self.sizes
+
     def spread(self, per_group: Tensor) -> Tensor:
         """[G, ...] -> [B, ...]: every row gets its group's value."""
         return per_group[self.index]
 
     def sum(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """[G, ...] sums of the counted entries; 0 for a group without any."""
+        x = wide(x) if x.dtype.is_floating_point else x
         return self._add(_select(x, counted(x, where)))
 
     def count(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        """[G, ...] number of counted entries, in the dtype of `x`."""
-        dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
-        return self._add(counted(x, where).to(dtype))
+        """[G, ...] number of counted entries, in the dtype of the means of `x`."""
+        return self._add(counted(x, where).to(wide(x).dtype))
 
     def mean(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """[G, ...] means; 0 for a group without counted entries."""
+        x = wide(x)
         ok = counted(x, where)
-        return self._add(_select(x, ok)) / self._add(ok.to(x.dtype)).clamp(min=1)
+        return self._mean(x, ok, self._add(ok.to(x.dtype)))
 
     def mean_std(self, x: Tensor, where: Tensor | None = None, ddof: int = 1) -> tuple[Tensor, Tensor, Tensor]:
         """Per-group (mean, std, count), [G, ...] each. std is 0 for groups with at most `ddof` counted entries."""
+        x = wide(x)
         ok = counted(x, where)
         n = self._add(ok.to(x.dtype))
-        mean = self._add(_select(x, ok)) / n.clamp(min=1)
+        mean = self._mean(x, ok, n)
         centred = _select(x - self.spread(mean), ok)
         var = self._add(centred * centred) / (n - ddof).clamp(min=1)
         return mean, torch.where(n > ddof, var.sqrt(), torch.zeros_like(var)), n
@@ -75,47 +83,51 @@ class Segments:
 
     def min(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """[G, ...] minima; +inf for a group without counted entries."""
-        return self._extreme(x, where, "amin", torch.inf)
+        return self._extreme(x, counted(x, where), "amin", torch.inf)
 
     def max(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """[G, ...] maxima; -inf for a group without counted entries."""
-        return self._extreme(x, where, "amax", -torch.inf)
+        return self._extreme(x, counted(x, where), "amax", -torch.inf)
 
     def median(self, x: Tensor, where: Tensor | None = None) -> Tensor:
         """[G] medians of [B] values (mean of the two middle ones); NaN for a group without counted entries."""
+        x = wide(x)
         ok = counted(x, where)
-        order = self._order(x, ok)
         n = self._add(ok.long())
-        first = self.sizes.cumsum(0) - self.sizes
         last = len(x) - 1
-        low = (first + ((n - 1).clamp(min=0) // 2)).clamp(max=last)
-        high = (first + n.clamp(min=1) // 2).clamp(max=last)
-        values = x[order]
+        low = (self.starts + ((n - 1).clamp(min=0) // 2)).clamp(max=last)
+        high = (self.starts + n.clamp(min=1) // 2).clamp(max=last)
+        values = x[self.order(x, ok)]
         middle = (values[low] + values[high]) / 2
         return torch.where(n > 0, middle, torch.full_like(middle, torch.nan))
 
     def rank(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        """[B] int64: position of each counted row in its group by ascending value, ties by row order; -1 if not counted."""
+        """[B] int64: place of each counted row in its group by ascending value, ties by row; -1 if not counted."""
         ok = counted(x, where)
-        order = self._order(x, ok)
-        first = self.sizes.cumsum(0) - self.sizes
+        order = self.order(x, ok)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(x), device=x.device)
-        return torch.where(ok, place - self.spread(first), torch.full_like(place, -1))
+        return torch.where(ok, place - self.spread(self.starts), torch.full_like(place, -1))
 
-    def _order(self, x: Tensor, ok: Tensor) -> Tensor:
-        """Row order by (group, counted first, value, row)."""
-        by_value = torch.argsort(torch.where(ok, x, torch.full_like(x, torch.inf)), stable=True)
-        by_ok = by_value[torch.argsort((~ok[by_value]).long(), stable=True)]
-        return by_ok[torch.argsort(self.index[by_ok], stable=True)]
+    def order(self, x: Tensor, where: Tensor | None = None) -> Tensor:
+        """[B] int64: the rows by group, then ascending value of `x` [B], then row; those not counted end their group."""
+        by_value = torch.argsort(torch.where(counted(x, where), x, torch.full_like(x, torch.inf)), stable=True)
+        return by_value[torch.argsort(self.index[by_value], stable=True)]
+
+    def _mean(self, x: Tensor, ok: Tensor, n: Tensor) -> Tensor:
+        """Means as maximum + mean distance from it: exact for equal entries, which then differ from it by exactly 0."""
+        top = self._extreme(x, ok, "amax", -torch.inf)
+        top = _select(top, n > 0)
+        return top + self._add(_select(x - self.spread(top), ok)) / n.clamp(min=1)
 
     def _add(self, x: Tensor) -> Tensor:
         return torch.zeros(len(self), *x.shape[1:], dtype=x.dtype, device=x.device).index_add_(0, self.index, x)
 
-    def _extreme(self, x: Tensor, where: Tensor | None, how: str, empty: float) -> Tensor:
-        filled = torch.where(counted(x, where), x, torch.full_like(x, empty))
+    def _extreme(self, x: Tensor, ok: Tensor, how: str, empty: float) -> Tensor:
+        filled = torch.where(ok, x, torch.full_like(x, empty))
         out = torch.full((len(self), *x.shape[1:]), empty, dtype=x.dtype, device=x.device)
-        return out.index_reduce_(0, self.index, filled, how)
+        index = self.index.reshape(-1, *(1,) * (x.ndim - 1)).expand_as(x)
+        return out.scatter_reduce_(0, index, filled, how)
 
 
 def counted(x: Tensor, where: Tensor | None = None) -> Tensor:
@@ -124,6 +136,23 @@ def counted(x: Tensor, where: Tensor | None = None) -> Tensor:
     if where is None:
         return ok
     return ok & where.reshape(where.shape + (1,) * (x.ndim - where.ndim))
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in float32 or better: sums and counts in half precision would be wrong beyond a few hundred rows."""
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    return x.to(torch.float32 if x.dtype.is_floating_point else torch.get_default_dtype())
+
+
+def overall_mean_std(x: Tensor, where: Tensor | None = None, ddof: int = 1) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (scalars) over all counted entries; both 0 without any, std 0 with at most `ddof`."""
+    x = wide(x)
+    ok = counted(x, where)
+    n = ok.sum()
+    mean = _select(x, ok).sum() / n.clamp(min=1)
+    var = _select(x - mean, ok).square().sum() / (n - ddof).clamp(min=1)
+    return mean, _select(var.sqrt(), n > ddof)
 
 
 def _select(x: Tensor, ok: Tensor) -> Tensor:

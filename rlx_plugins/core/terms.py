@@ -53,7 +53,7 @@ class PolicyTerms:
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
-    """`x` where `mask`, exactly 0 elsewhere: selected, so that garbage under the mask touches neither value nor gradient."""
+    """`x` where `mask`, exactly 0 elsewhere: selected, so garbage under the mask touches neither value nor gradient."""
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 

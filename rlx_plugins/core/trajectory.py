@@ -1,9 +1,11 @@
-"""What the rollout program moves: segments of tokens, rollouts made of them, groups of rollouts that share a baseline."""
+"""What the rollout program moves: segments of tokens, rollouts made of them, groups that share a baseline."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +41,15 @@ class Segment:
         """The first `n` tokens, as a segment of its own."""
         cut = {name: values[:n] for name in ("logp", "logp_behavior") if (values := getattr(self, name)) is not None}
         return dataclasses.replace(self, tokens=self.tokens[:n], **cut)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields as a dict of plain values that shares nothing with the segment: what a part keeps as state."""
+        return _unshared(vars(self))
+
+    @classmethod
+    def from_plain(cls, saved: Mapping[str, Any]) -> Segment:
+        """The segment that `to_plain` made `saved` of."""
+        return cls(**_unshared(saved))
 
 
 @dataclass
@@ -100,6 +111,20 @@ class Rollout:
 
     def finish(self, stop: Stop) -> None:
         self.state, self.stop = "finished", stop
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields as a dict of plain values that shares nothing with the rollout; segments are dicts too.
+
+        `extras` is copied as it is: a part that wants the rollout saved keeps plain values and tensors there.
+        """
+        segments = [s.to_plain() for s in self.segments]
+        return _unshared({**vars(self), "segments": None}) | {"segments": segments}
+
+    @classmethod
+    def from_plain(cls, saved: Mapping[str, Any]) -> Rollout:
+        """The rollout that `to_plain` made `saved` of."""
+        segments = [Segment.from_plain(s) for s in saved["segments"]]
+        return cls(**_unshared({**saved, "segments": None}) | {"segments": segments})
 
 
 @dataclass
@@ -176,3 +201,19 @@ class Group:
     def settled(self) -> bool:
         """No rollout is running: all have ended or stand at a pause."""
         return all(r.done or r.state == "paused" for r in self.rollouts)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields as a dict of plain values that shares nothing with the group; its rollouts are dicts too."""
+        rollouts = [r.to_plain() for r in self.rollouts]
+        return _unshared({**vars(self), "rollouts": None}) | {"rollouts": rollouts}
+
+    @classmethod
+    def from_plain(cls, saved: Mapping[str, Any]) -> Group:
+        """The group that `to_plain` made `saved` of."""
+        rollouts = [Rollout.from_plain(r) for r in saved["rollouts"]]
+        return cls(**_unshared({**saved, "rollouts": None}) | {"rollouts": rollouts})
+
+
+def _unshared(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with every list of numbers, dict and tensor copied."""
+    return {name: list(value) if isinstance(value, list) else copy.deepcopy(value) for name, value in fields.items()}
