@@ -9,6 +9,7 @@ plugins:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,14 +100,14 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         key, sign, text = word.partition("=")
         if not sign or not key:
             raise ConfigError(f"expected key=value, got {word!r}")
-        merge_override(config, key, _read_value(text))
+        merge_override(config, key, read_value(text))
     return config
 
 
 def merge_override(config: dict[str, Any], key: str, value: Any) -> None:
     """Set `kind=value` or `kind.parameter=value` (`kind.position.parameter` in a chain) in a configuration."""
     kind, *path = key.split(".")
-    _check_key(kind)
+    check_key(kind)
     if not path:
         config[kind] = value
         return
@@ -114,28 +115,28 @@ def merge_override(config: dict[str, Any], key: str, value: Any) -> None:
         raise ConfigError(f"{key}: {kind} has no parameters")
     if kind not in config:
         raise ConfigError(f"{key}={value}: name the plug-in first ({kind}=NAME)")
-    specs = _specs(kind, config[kind])
+    chosen = specs(kind, config[kind])
     position = 0
     if path[0].isdigit():
         position = int(path.pop(0))
-    if len(path) != 1 or position >= len(specs):
+    if len(path) != 1 or position >= len(chosen):
         raise ConfigError(f"{key}: expected {kind}.parameter, or {kind}.position.parameter within the chain")
-    specs[position][path[0]] = value
-    config[kind] = specs if len(specs) > 1 else specs[0]
+    chosen[position][path[0]] = value
+    config[kind] = chosen if len(chosen) > 1 else chosen[0]
 
 
 def expand(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with its `method` replaced by the kinds it stands for; explicit keys win."""
     config = dict(config)
     for key in config:
-        _check_key(key)
+        check_key(key)
     spec = config.pop("method", None)
     if spec is None:
         return config
-    specs = _specs("method", spec)
-    if len(specs) != 1:
+    chosen = specs("method", spec)
+    if len(chosen) != 1:
         raise ConfigError(f"method takes one name, got {spec!r}")
-    return {**_create("method", specs[0]).expand(), **config}
+    return {**_create("method", chosen[0]).expand(), **config}
 
 
 def build(config: Mapping[str, Any], host: HostProfile) -> Parts:
@@ -155,10 +156,10 @@ def build(config: Mapping[str, Any], host: HostProfile) -> Parts:
     filled = {**DEFAULTS, **{k: v for k, v in expanded.items() if v is not None}}
     by_kind: dict[str, list[Any]] = {}
     for key, value in filled.items():
-        specs = _specs(key, value)
-        if len(specs) > 1 and not KINDS[ALIASES.get(key, key)].chains:  # type: ignore[attr-defined]
-            raise ConfigError(f"{key} takes one plug-in, got {', '.join(str(s.get('name')) for s in specs)}")
-        by_kind[key] = [_create(ALIASES.get(key, key), s) for s in specs]
+        chosen = specs(key, value)
+        if len(chosen) > 1 and not KINDS[ALIASES.get(key, key)].chains:  # type: ignore[attr-defined]
+            raise ConfigError(f"{key} takes one plug-in, got {', '.join(str(s.get('name')) for s in chosen)}")
+        by_kind[key] = [_create(ALIASES.get(key, key), s) for s in chosen]
     parts = Parts(by_kind, options["baseline"], float(coef), named)
     check_together(parts)
     check_host(parts, host)
@@ -180,13 +181,12 @@ def check_together(parts: Parts) -> None:
     weighing = [p for p in parts["correction"] if not p.masks_only]
     if len(weighing) > 1:
         raise ConfigError(f"{_names(weighing)} both weigh tokens for the same mismatch; keep one (masks may chain)")
-    ratio = parts.one("ratio")
-    for p in weighing:
-        if ratio is not None and ratio.denominator == p.corrects[1]:
+    for p, divider in itertools.product(weighing, (*parts["ratio"], *parts["clip"])):
+        if divider.denominator == p.corrects[1]:
             raise ConfigError(
-                f"{_label(p)} corrects {p.corrects[0]} against {p.corrects[1]}, but {_label(ratio)} already divides"
-                f" by {p.corrects[1]}: the mismatch would count twice; use ratio.denominator=logp_old or drop the"
-                " correction"
+                f"{_label(p)} corrects {p.corrects[0]} against {p.corrects[1]}, but {_label(divider)} already divides"
+                f" by {p.corrects[1]}: the mismatch would count twice; use {divider.kind}.denominator=logp_old or drop"
+                " the correction"
             )
     cutters = [p for p in parts["selector"] if p.cuts_rows]
     whole = [p for kind in ("ratio", "clip") for p in parts[kind] if p.needs_full_rows]
@@ -220,26 +220,26 @@ def _check_fixed(parts: Parts) -> None:
                 parts.by_kind[kind] = [create(kind, wanted)]
 
 
-def _check_key(key: str) -> None:
+def check_key(key: str) -> None:
     known = [*KINDS, *ALIASES, *OPTIONS]
     if key not in known:
         raise ConfigError(f"unknown kind {key!r}{close_matches(key, known)} (accepted: {', '.join(known)})")
 
 
-def _specs(key: str, value: Any) -> list[Spec]:
+def specs(key: str, value: Any) -> list[Spec]:
     """A configuration value as a list of specs."""
     entries = list(value) if isinstance(value, (list, tuple)) else [value]
-    specs = []
+    found = []
     for entry in entries:
         if isinstance(entry, str):
-            specs.append({"name": entry})
+            found.append({"name": entry})
         elif isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
-            specs.append(dict(entry))
+            found.append(dict(entry))
         elif isinstance(entry, Plugin):
-            specs.append({"name": entry.name, **entry.params()})
+            found.append({"name": entry.name, **entry.params()})
         else:
             raise ConfigError(f"{key}: expected a name or {{name: ..., parameter: value}}, got {entry!r}")
-    return specs
+    return found
 
 
 def _create(kind: str, spec: Spec) -> Any:
@@ -247,12 +247,12 @@ def _create(kind: str, spec: Spec) -> Any:
     return create(kind, parameters.pop("name"), **parameters)
 
 
-def _read_value(text: str) -> Any:
+def read_value(text: str) -> Any:
     """A YAML-like scalar or flow list, without needing YAML: numbers, booleans, null, [a, b], else the text."""
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         inner = text[1:-1].strip()
-        return [_read_value(part) for part in inner.split(",")] if inner else []
+        return [read_value(part) for part in inner.split(",")] if inner else []
     named = {"true": True, "false": False, "null": None, "none": None, "inf": float("inf")}
     if text.lower() in named:
         return named[text.lower()]
@@ -276,6 +276,6 @@ def describe(parts: Parts) -> dict[str, Any]:
     """The parts as a configuration with every parameter written out."""
     out: dict[str, Any] = {}
     for kind, chosen in parts.by_kind.items():
-        specs = [{"name": p.name, **p.params()} for p in chosen]
-        out[kind] = specs if len(specs) > 1 else specs[0] if specs else None
+        written = [{"name": p.name, **p.params()} for p in chosen]
+        out[kind] = written if len(written) > 1 else written[0] if written else None
     return out

@@ -95,7 +95,7 @@ class RolloutPart(Plugin):
     scope: ClassVar[str] = "group"
 
     def intake(self, need: int, ctx: Context) -> tuple[list[Group], int]:
-        """Replay, pruner: groups brought along, and how many prompts still to start."""
+        """Replay, pruner, allocator: groups brought along, and how many prompts still to start."""
         return [], need
 
     def draw(self, n: int, ctx: Context) -> Any:
@@ -149,10 +149,14 @@ class Sampler(RolloutPart):
 
 
 class Allocator(RolloutPart):
-    """How many rollouts a prompt gets, and when. `exact_size=True`: the training group has exactly group_size rows."""
+    """How many rollouts a prompt gets, and when. `exact_size=True`: the training group has exactly group_size rows.
+
+    `refills=True`: while groups are missing, its `intake` is asked again in the same step, and prompts are drawn again.
+    """
 
     must = ("more",)
-    may = ("complete", "observe", "feedback")
+    may = ("intake", "complete", "observe", "feedback")
+    refills: ClassVar[bool] = False
 
 
 class Hint(RolloutPart):
@@ -287,9 +291,13 @@ class Ratio(UpdatePart):
 
 
 class Clip(UpdatePart):
-    """The token loss [B,T] from ratio and advantages, or (loss, metrics) with a dict of detached scalar tensors."""
+    """The token loss [B,T] from ratio and advantages, or (loss, metrics) with a dict of detached scalar tensors.
+
+    `denominator`: the signal it divides by where it makes its own ratio; None: it uses `terms.ratio`.
+    """
 
     may = ("annotate", "from_logits")
+    denominator: Any = None
     needs_full_rows: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms) -> Any:

@@ -11,6 +11,7 @@ Sampler, allocator, hint, temperature, replay and pruner are six names for parts
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class _Step:
         self.sampler = parts.one("sampler")
         self.planners = [p for kind in ("allocator", "hint") for p in parts[kind]]
         self.waits_for_all = any(p.scope == "batch" for p in self.planners)
+        self.offered = iter(ctx.offered)
         self.under_way: dict[str, Group] = {}
         self.arrival: dict[str, int] = {}
         self.ready: list[Group] = []
@@ -58,29 +60,29 @@ class _Step:
 
     def run(self) -> Steps:
         need = self.ctx.groups
-        refills = self.sampler is not None and self.sampler.refills
-        to_start = self._take_in(need)
+        refills = any(p.refills for kind in ("sampler", "allocator") for p in self.parts[kind])
+        brought, to_start = self._take_in(need, ("replay", "pruner", "allocator"))
         while True:
             started = yield from self._start(to_start)
             ended = yield from self._generate(need)
-            if ended or not refills or (to_start > 0 and started == 0):
+            missing = need - len(self.ready)
+            if ended or not refills or missing <= 0 or brought + started == 0:
                 break
-            to_start = need - len(self.ready)
-            if to_start <= 0:
-                break
+            brought, to_start = self._take_in(missing, ("allocator",))
         return (yield from self._end(need))
 
-    def _take_in(self, need: int) -> int:
-        """Groups that replay and pruners bring along; returns how many prompts are still to start."""
-        to_start = need
-        for part in (*self.parts["replay"], *self.parts["pruner"]):
+    def _take_in(self, need: int, kinds: Sequence[str]) -> tuple[int, int]:
+        """Take the groups that parts of `kinds` bring along; returns how many, and how many prompts are to start."""
+        count, to_start = 0, need
+        for part in (p for kind in kinds for p in self.parts[kind]):
             brought, to_start = part.intake(to_start, self.ctx)
+            count += len(brought)
             for g in brought:
                 self._take(g)
                 for r in g.rollouts:
                     if r.state == "parked":
                         r.state = "new"
-        return to_start
+        return count, to_start
 
     def _take(self, group: Group) -> None:
         self.arrival[group.id] = len(self.arrival)
@@ -90,7 +92,7 @@ class _Step:
         """Open a group for each prompt the sampler (or the host's data loader) names; returns how many."""
         if n <= 0:
             return 0
-        keys: Sequence[str] = self.ctx.offered[:n]
+        keys: Sequence[str] = list(itertools.islice(self.offered, n))
         if self.sampler is not None:
             keys = yield from as_steps(self.sampler.draw(n, self.ctx))
         for key in keys:

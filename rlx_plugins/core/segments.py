@@ -110,7 +110,7 @@ class Segments:
         return torch.where(ok, place - self.spread(self.starts), torch.full_like(place, -1))
 
     def order(self, x: Tensor, where: Tensor | None = None) -> Tensor:
-        """[B] int64: the rows by group, then ascending value of `x` [B], then row; those not counted end their group."""
+        """[B] int64: the rows by group, then ascending value of `x` [B], then row; uncounted ones end their group."""
         by_value = torch.argsort(torch.where(counted(x, where), x, torch.full_like(x, torch.inf)), stable=True)
         return by_value[torch.argsort(self.index[by_value], stable=True)]
 

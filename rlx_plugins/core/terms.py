@@ -43,8 +43,10 @@ class PolicyTerms:
         """logp_new - logp_<denominator> [B,T], 0 where masked, clamped to +-`clamp` if given.
 
         Where an engine's log-prob is unknown (NaN), the step-start log-prob stands in for it, so the weight is 1 at the
-        first update.
+        first update. A batch without the column logp_behavior has no row whose behaviour differs from logp_old.
         """
+        if denominator == "logp_behavior" and not self.batch.has(denominator):
+            denominator = "logp_old"
         reference = self.batch[denominator]
         if denominator != "logp_old" and self.batch.has("logp_old"):
             reference = torch.where(torch.isnan(reference), self.batch.logp_old, reference)

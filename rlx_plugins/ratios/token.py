@@ -11,6 +11,7 @@ from ..core.kinds import Ratio
 from ..core.params import param
 from ..core.registry import register
 from ..core.terms import PolicyTerms
+from ._exp import exp
 
 
 @register("ratio", "token")
@@ -20,7 +21,7 @@ class TokenRatio(Ratio):
 
     r = exp(clamp(logp_new - logp_denominator, +-log_clamp)) [B,T], 1 where masked.
 
-    verl clamps the log-ratio at 20, TRL (`host="trl"`) does not.
+    verl clamps the log-ratio at 20; TRL does not (`log_clamp: null`).
     """
 
     paper = "Proximal Policy Optimization Algorithms, arXiv 1707.06347"
@@ -33,4 +34,4 @@ class TokenRatio(Ratio):
         return frozenset({self.denominator})
 
     def __call__(self, terms: PolicyTerms) -> Tensor:
-        return terms.log_ratio(self.denominator, self.log_clamp).exp()
+        return exp(terms.log_ratio(self.denominator, self.log_clamp))

@@ -1,9 +1,9 @@
 """A procedural, verifiable task for the tiny lane: problems, data sets, rewards and held-out evaluation.
 
 The problems and the verifier are reasoning_gym's ``chain_sum`` ("3 + 8 - 5 + 2 ="): the prompt is the bare expression
-``3+8-5+2=``, a full solution works it off term by term, ``11-5=6+2=8``, and what stands after the last ``=`` is the
-answer. Answering without the working (``8``) is allowed and short, but hard for a model of two layers, so that accuracy
-and brevity pull in different directions. Training and held-out problems are told apart by a hash of the question text:
+``3+8-5+2=``, a full solution works it off term by term, ``3+8=11-5=6+2=8``, and what stands after the last ``=`` is the
+answer. Answering without the working (``=8``) is allowed and short, but hard for a model of three layers: accuracy and
+brevity pull in different directions. Training and held-out problems are told apart by a hash of the question text:
 no seed and no size can make them overlap.
 """
 
@@ -61,8 +61,8 @@ class TinyTask:
 TASKS: dict[str, TinyTask] = {
     task.name: task
     for task in (
-        TinyTask("chain_sum", min_terms=3, max_terms=5, digits=1, max_completion_length=26),
-        TinyTask("chain_sum_short", min_terms=2, max_terms=3, digits=1, max_completion_length=10),
+        TinyTask("chain_sum", min_terms=3, max_terms=4, digits=1, max_completion_length=20),
+        TinyTask("chain_sum_short", min_terms=2, max_terms=3, digits=1, max_completion_length=14),
     )
 }
 
@@ -163,7 +163,7 @@ def demonstration(problem: Problem, rng: random.Random, slip: float, direct: flo
     """
     slips = [rng.choice((-3, -2, -1, 1, 2, 3)) if rng.random() < slip else 0 for _ in range(problem.terms - 1)]
     working = _working(problem.expression, slips)
-    return working.rsplit("=", 1)[-1] if rng.random() < direct else working
+    return f"={_ANSWER.search(working).group()}" if rng.random() < direct else working
 
 
 def tiny_dataset(split: str = "train", size: int = 1000, seed: int = 0, task: str = "chain_sum") -> Dataset:
@@ -216,3 +216,79 @@ def _is_working(text: str, entry: dict[str, Any]) -> bool:
 def brevity_reward(completions: Sequence[Any], **columns: Any) -> list[float]:
     """1 for an empty completion, falling linearly to 0 at 20 characters."""
     return [max(0.0, 1.0 - len(_text(completion)) / 20) for completion in completions]
+
+
+def greedy_accuracy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: Dataset,
+    batch_size: int = 256,
+    max_new_tokens: int = 20,
+) -> float:
+    """The share of ``dataset`` that greedy decoding answers correctly, by ``accuracy_reward``.
+
+    ``dataset`` has the columns of ``tiny_dataset``; prompts may be conversational or plain. The model stays on its
+    device and gets its training mode back.
+    """
+    import torch
+
+    training = model.training
+    model.eval()
+    right = 0.0
+    try:
+        for start in range(0, len(dataset), batch_size):
+            rows = dataset[start : start + batch_size]
+            texts = [
+                prompt
+                if isinstance(prompt, str)
+                else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+                for prompt in rows["prompt"]
+            ]
+            encoded = tokenizer(
+                texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
+            ).to(model.device)
+            with torch.no_grad():
+                generated = model.generate(
+                    input_ids=encoded["input_ids"],
+                    attention_mask=encoded["attention_mask"],
+                    max_new_tokens=max_new_tokens,
+                    do_sample=False,
+                    pad_token_id=tokenizer.pad_token_id,
+                    eos_token_id=tokenizer.eos_token_id,
+                )
+            completions = tokenizer.batch_decode(
+                generated[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True
+            )
+            right += sum(accuracy_reward(completions, rows["entry"]))
+    finally:
+        model.train(training)
+    return right / len(dataset)
+
+
+TINY_GRPO_ARGS: dict[str, Any] = {
+    "per_device_train_batch_size": 128,
+    "num_generations": 8,
+    "max_completion_length": 20,
+    "learning_rate": 2e-4,
+    "lr_scheduler_type": "constant_with_warmup",
+    "warmup_steps": 5,
+    "adam_beta2": 0.99,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "temperature": 1.0,
+    "beta": 0.0,
+    "max_steps": 120,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+}
+"""Arguments of TRL's ``GRPOConfig`` under which plain GRPO visibly learns the default task."""
+
+
+def tiny_grpo_args(**overrides: Any) -> dict[str, Any]:
+    """``TINY_GRPO_ARGS`` with ``use_cpu`` set where there is no CUDA device, and ``overrides`` on top."""
+    import torch
+
+    return {**TINY_GRPO_ARGS, "use_cpu": not torch.cuda.is_available(), **overrides}

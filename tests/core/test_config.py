@@ -82,7 +82,7 @@ def test_overrides_of_a_command_line_become_the_same_configuration():
 )
 def test_values_on_a_command_line_are_read_by_their_look(text, value):
     config = {"clip": "ppo"}
-    merge_override(config, "clip.eps_low", rlx.core.config._read_value(text))
+    merge_override(config, "clip.eps_low", rlx.core.config.read_value(text))
     assert config["clip"]["eps_low"] == value
 
 

@@ -94,8 +94,23 @@ def test_zscore_is_zero_in_a_group_of_one_and_for_unscorable_rows():
     assert zscore(segments, x, 1e-6).tolist() == pytest.approx([0, -0.7071058, 0.7071058, 0])
 
 
-def test_dtype_and_an_empty_batch_are_kept():
-    assert Segments(torch.tensor([0, 0])).mean(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)).dtype == torch.bfloat16
+def test_statistics_keep_the_dtype_but_half_precision_is_computed_in_float32():
+    segments = Segments(torch.tensor([0] * 300))
+    for dtype, expected in ((torch.float64, torch.float64), (torch.float32, torch.float32)):
+        assert segments.mean(torch.ones(300, dtype=dtype)).dtype == expected
+    half = torch.ones(300, dtype=torch.bfloat16)  # bfloat16 can't count beyond 256
+    assert segments.count(half).tolist() == segments.sum(half).tolist() == [300.0]
+    assert segments.mean_std(half)[0].dtype == torch.float32
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-1e3, 1e3, width=32), st.integers(2, 50))
+def test_equal_entries_have_exactly_their_value_as_mean_and_no_spread(value, n):
+    mean, std, _ = Segments(torch.zeros(n, dtype=torch.int64)).mean_std(torch.full((n,), value))
+    assert mean.tolist() == [value] and std.tolist() == [0.0]
+
+
+def test_an_empty_batch_has_no_groups():
     assert len(Segments(torch.empty(0, dtype=torch.int64))) == 0
 
 

@@ -68,14 +68,16 @@ def run_loss(
     logp_new: Any,
     response_mask: Any,
     advantages: Any,
-    agg: str = "token-mean",
+    agg: str | Plugin = "token-mean",
     correction: Any = None,
+    total: float | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
     """Loss phase of one micro-batch that is the whole batch, through `policy_loss`.
 
     Returns loss, per_token_loss [B,T] (0 where masked), grad_logp [B,T] = d loss / d logp_new, and the clip's metrics.
-    `agg`: token-mean, seq-mean-token-mean, seq-mean-token-sum; `correction` multiplies the token weights.
+    `agg`: the name of an aggregate (dashes or underscores) or the plug-in; `correction` multiplies the token weights;
+    `total` replaces the sum of the counts.
     """
     mask = tensor(response_mask).bool()
     live = tensor(logp_new).requires_grad_()
@@ -84,7 +86,7 @@ def run_loss(
     given = {k: tensor(v) if isinstance(v, (list, tuple)) else v for k, v in columns.items() if v is not None}
     batch = reward_batch(response_mask=mask.double()).with_columns(advantages=adv, **given)
     chosen = {kind: parts.get(kind) or create(kind, name) for kind, name in DEFAULTS.items() if kind != "aggregate"}
-    rule = create("aggregate", agg.replace("-", "_"))
+    rule = create("aggregate", agg.replace("-", "_")) if isinstance(agg, str) else agg
     columns_out = rule(batch, mask)
     weight = columns_out["weight"] if correction is None else columns_out["weight"] * tensor(correction)
     batch = batch.with_columns(loss_weight=weight, loss_count=columns_out["count"])
@@ -98,7 +100,7 @@ def run_loss(
         return out
 
     run = Parts({kind: [part] for kind, part in chosen.items()} | {"aggregate": [rule], "clip": [watched]})
-    loss, metrics = policy_loss(run, batch, live, totals={"policy": columns_out["count"].sum()})
+    loss, metrics = policy_loss(run, batch, live, totals={"policy": columns_out["count"].sum() if total is None else total})
     (grad,) = torch.autograd.grad(loss, live, allow_unused=True)
     zero = torch.zeros((), dtype=torch.float64)
     return {

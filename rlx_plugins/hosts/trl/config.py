@@ -1,0 +1,196 @@
+"""Configuration of the TRL host: `RLXConfig`, what TRL can do as it is configured, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from ...core.config import Parts, parse_overrides
+from ...core.errors import ConfigError
+from ...core.host import CAPABILITIES, HostProfile
+from ...core.kinds import Plugin
+
+
+@dataclass
+class RLXConfig(GRPOConfig):
+    """`GRPOConfig` plus the plug-ins of a run; also a dataclass for `TrlParser` and `HfArgumentParser`.
+
+    plugins           a mapping in Python and YAML; on a command line a JSON mapping or the words of the common grammar:
+                      `--plugins "advantage=dvao clip=bapo clip.target=1.0"`
+    generation_chunk  response tokens per call of the engine. None: a call goes on until its rows end or reach a pause
+    """
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["plugins"]
+
+    plugins: dict | str | None = field(
+        default=None,
+        metadata={
+            "help": 'Plug-ins by kind: a mapping, a JSON mapping, or words such as "advantage=dvao clip=bapo'
+            ' clip.target=1.0".'
+        },
+    )
+    generation_chunk: int | None = field(
+        default=None,
+        metadata={
+            "help": "Response tokens per call of the engine when rollout-side plug-ins are named. Parts that move groups"
+            " on one by one, or end generation early, need it; every chunk re-reads the prefix."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.plugins, str):
+            self.plugins = parse_overrides(shlex.split(self.plugins))
+        if self.plugins is not None and not isinstance(self.plugins, Mapping):
+            raise ConfigError(f"plugins: expected a mapping or 'kind=name ...' words, got {self.plugins!r}")
+        if self.plugins is not None:
+            self.plugins = {kind: _plain(value) for kind, value in self.plugins.items()}
+        if self.generation_chunk is not None and self.generation_chunk < 1:
+            raise ConfigError(f"generation_chunk: must be >= 1 token, got {self.generation_chunk}")
+
+
+def _plain(value: Any) -> Any:
+    """The value with plug-in objects written out, so that the configuration can be saved."""
+    if isinstance(value, Plugin):
+        return {"name": value.name, **value.params()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+ALWAYS = frozenset(
+    "reward_components component_names hint_mask turn_ids segment_ids staleness helped source entropy logp_new logp_old"
+    " logp_behavior prompt_ids".split()
+)
+"""Signals TRL's batches carry in every configuration, beyond those of every host."""
+
+ROLLOUT_CAPABILITIES = frozenset(
+    "rounds pause continue context row_temperature forward:logp forward:hidden forward:prompt_entropy".split()
+)
+CHUNKED = frozenset({"until_group", "abort"})
+
+_CHUNK = "TRL generates in lock step; set generation_chunk=N and it hands rows back every N response tokens"
+_NEEDS_MAP = "it needs a dataset with a length and rows by index, not an iterable (streaming) one"
+
+
+def host_profile(args: GRPOConfig, *, dataset: Any = None, own_rollouts: bool = False) -> HostProfile:
+    """What TRL supplies and can do under `args`, before any model is loaded.
+
+    dataset       the training data: its columns are signals, and only rows by index let a sampler choose prompts
+    own_rollouts  a `rollout_func`, tools or an environment generate: rollout-side plug-ins have no place then
+    """
+    signals = set(ALWAYS) | (set(column_names(dataset)) - {"prompt"})
+    capabilities = {"logits", "cut_rows"}
+    remedies = {
+        "logp_rollout": "set use_vllm=True, or pass a rollout_func that returns logprobs: transformers' generate reports none",
+        "logp_ref": "set beta > 0: TRL keeps a reference model only then",
+        "logp_teacher": "TRL's GRPOTrainer has no teacher model; use a dataset column or the verl host",
+        "teacher_logits": "TRL's GRPOTrainer has no teacher model",
+        "engine_patch": "TRL starts its engine with fixed arguments; run the engine as a server (vllm_mode='server')",
+        "until_group": _CHUNK,
+        "abort": _CHUNK,
+        "choose_prompts": _NEEDS_MAP,
+    }
+    if args.use_vllm or own_rollouts:
+        signals.add("logp_rollout")
+    if args.beta != 0.0:
+        signals.add("logp_ref")
+    if own_rollouts:
+        why = "a rollout_func, tools or environment_factory generate on their own; remove them"
+        remedies |= {name: why for name in CAPABILITIES if name not in ("logits", "cut_rows")}
+    else:
+        capabilities |= ROLLOUT_CAPABILITIES
+        if getattr(args, "generation_chunk", None) is not None:
+            capabilities |= CHUNKED
+        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+            capabilities.add("choose_prompts")
+    return HostProfile("trl", frozenset(signals), frozenset(capabilities), remedies)
+
+
+def column_names(dataset: Any) -> Iterable[str]:
+    """Names of the dataset's columns; nothing where it does not tell (a stream without features)."""
+    return getattr(dataset, "column_names", None) or ()
+
+
+REPLACED = {
+    "loss_type": "name an aggregate and a clip instead",
+    "importance_sampling_level": "name a ratio instead",
+    "epsilon": "use clip.eps_low",
+    "epsilon_high": "use clip.eps_high",
+    "delta": "use clip.dual_clip",
+    "scale_rewards": "use advantage.scale",
+    "multi_objective_aggregation": "name an advantage that combines several rewards",
+    "top_entropy_quantile": "name a selector",
+    "off_policy_mask_threshold": "name a correction",
+}
+"""GRPOConfig fields whose work the plug-ins do -> where the same thing is said to them."""
+
+
+def check_options(args: GRPOConfig, parts: Parts, *, own_rollouts: bool, dataset: Any) -> None:
+    """Refuse options that would silently do nothing or that the loss of the plug-ins can't honour."""
+    defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+    for name, remedy in REPLACED.items():
+        if (value := getattr(args, name)) != defaults[name]:
+            raise ConfigError(
+                f"{name}={value!r} would have no effect: the plug-ins decide this; leave it at {defaults[name]!r}"
+                f" and {remedy}"
+            )
+    steps, window = args.steps_per_generation * args.num_iterations, args.gradient_accumulation_steps
+    if steps % window:
+        raise ConfigError(
+            f"gradient_accumulation_steps={window} must divide steps_per_generation * num_iterations = {steps}: an"
+            " optimizer step over several generation batches has no known token count when its first loss is computed;"
+            " leave steps_per_generation unset (it then equals gradient_accumulation_steps) or use a multiple"
+        )
+    if parts["drafter"]:
+        raise ConfigError(
+            f"drafter {parts.one('drafter').name}: drafts are made inside the engine, which TRL starts with fixed"
+            " arguments; start `vllm serve` with the drafter and use vllm_mode='server'"
+        )
+    if needs_program(parts):
+        who = next(p for p in parts if p in parts.rollout or p in parts.with_hook("annotate"))
+        label = f"{who.kind} {who.name}"
+        if own_rollouts:
+            raise ConfigError(
+                f"{label} acts while rollouts are made, but a rollout_func, tools or an environment_factory generate here;"
+                " remove them"
+            )
+        if not hasattr(dataset, "__getitem__"):
+            raise ConfigError(f"{label} acts while rollouts are made: {_NEEDS_MAP}")
+        if {"image", "images"} & set(column_names(dataset)):
+            raise ConfigError(f"{label} acts while rollouts are made, which works on text only; the dataset has images")
+    for part in parts:
+        for column in sorted(getattr(part, "token_columns", ())):
+            if column not in column_names(dataset):
+                raise ConfigError(
+                    f"{part.kind} {part.name} reads the dataset column {column!r} as tokens, but the dataset has"
+                    f" {', '.join(column_names(dataset)) or 'no named columns'}"
+                )
+
+
+def check_saving(args: GRPOConfig, save_steps: float) -> None:
+    """Refuse checkpoints inside a generation batch: its completions are not saved, so a resumed run would differ."""
+    updates = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps
+    if args.save_only_model or args.save_strategy == "no" or args.save_strategy == "epoch":
+        return
+    if save_steps >= 1 and save_steps % updates:
+        raise ConfigError(
+            f"save_steps={save_steps:g} falls inside a generation batch, which spans {updates} optimizer steps here and"
+            f" is not part of a checkpoint; use a multiple of {updates}"
+        )
+
+
+def needs_program(parts: Parts) -> bool:
+    """Whether generation has to run as the rollout program: a rollout-side part, or a hook that sees rollouts."""
+    return bool(parts.rollout or parts.with_hook("annotate"))
+
+
+def corrects_sampling(parts: Parts) -> bool:
+    """Whether a part accounts for the mismatch between engine and trainer, so that TRL's own correction must not."""
+    ratio = parts.one("ratio")
+    return bool(parts["correction"]) or ratio.denominator != "logp_old"

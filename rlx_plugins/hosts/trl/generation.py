@@ -1,0 +1,270 @@
+"""Operations of the rollout program, executed by all ranks in lock step with TRL's own generation and reward code.
+
+Rank 0 holds the program; every operation becomes a message to all ranks, each works on its share of the rows, and the
+results are gathered. A message is a plain dictionary: {"do": "sample" | "score" | "forward" | "end" | "fail", ...}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import Tensor
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import pad
+
+from ...core.errors import RLXError
+from ...core.operations import Abort, Forward, Generate, Operation, Steps
+from ...core.trajectory import Rollout, Segment
+
+if TYPE_CHECKING:
+    from .trainer import RLXTrainer
+
+Message = dict[str, Any]
+
+
+class LockStep:
+    """Executes a rollout program on all ranks.
+
+    trainer  the host: its `_generate_single_turn`, `_calculate_rewards` and model do the work
+    version  weight updates the sampling policy has seen
+    chunk    response tokens per call of the engine (None: unbounded)
+    own_temperatures  rollouts say their temperature themselves (else the trainer's holds for all)
+    """
+
+    def __init__(self, trainer: RLXTrainer, version: int, chunk: int | None, own_temperatures: bool):
+        self.trainer, self.version, self.chunk = trainer, version, chunk
+        self.own_temperatures = own_temperatures
+        self.accelerator = trainer.accelerator
+        self.logged: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def run(self, program: Steps | None, finish: Callable[[Any], Any]) -> Any:
+        """Drive the program on rank 0 (None elsewhere) and return `finish(its result)` on every rank."""
+        if not self.accelerator.is_main_process:
+            return self._follow()
+        assert program is not None
+        try:
+            operation = next(program)
+            while True:
+                operation = program.send(self.execute(operation))
+        except StopIteration as end:
+            result = finish(end.value)
+        except Exception as error:
+            self._broadcast({"do": "fail", "why": f"{type(error).__name__}: {error}"})
+            raise
+        self._broadcast({"do": "end", "result": result})
+        return result
+
+    def _follow(self) -> Any:
+        while True:
+            message = self._broadcast(None)
+            if message["do"] == "end":
+                return message["result"]
+            if message["do"] == "fail":
+                raise RLXError(f"the rollout program failed on rank 0: {message['why']}")
+            self._serve(message)
+
+    def _broadcast(self, message: Message | None) -> Message:
+        if self.accelerator.num_processes == 1:
+            assert message is not None
+            return message
+        return broadcast_object_list([message], from_process=0)[0]
+
+    def _all(self, message: Message) -> Any:
+        """Have all ranks serve a message; rank 0 gets the results of all rows, in order."""
+        self._broadcast(message)
+        return self._serve(message)
+
+    # ---- rank 0: operations on rollouts
+    def execute(self, operation: Operation) -> Any:
+        """Carry out one operation; what the hook that yielded it gets back."""
+        if isinstance(operation, Generate):
+            return self._generate(operation)
+        if isinstance(operation, Forward):
+            return self._forward(operation)
+        assert isinstance(operation, Abort)
+        for r in operation.rollouts:
+            r.state, r.stop = "parked", "aborted"
+        return None
+
+    def _generate(self, operation: Generate) -> None:
+        running = list(operation.rollouts)
+        for r in running:
+            r.state = "running"
+            if not self.own_temperatures:
+                r.temperature = self.trainer.temperature
+        while True:
+            ended = [r for r in running if self._ends(r)]
+            running = [r for r in running if r.state == "running"]
+            self._score([r for r in ended if r.state == "finished"])
+            if not running or (operation.until == "group" and self.chunk and self._any_settled(operation.rollouts)):
+                return
+            self._extend(running)
+
+    def _ends(self, r: Rollout) -> bool:
+        """Whether the rollout is over or stands at its pause; sets its state."""
+        length = len(r)
+        last = r.segments[-1].tokens[-1:] if r.segments else []
+        if last and last[0] in self.trainer.eos_token_ids and r.segments[-1].from_model:
+            r.finish("eos")
+        elif length >= r.max_tokens:
+            r.finish("length")
+        elif r.pause_at is not None and length >= r.pause_at:
+            r.state = "paused"
+        return r.state != "running"
+
+    def _any_settled(self, rollouts: Sequence[Rollout]) -> bool:
+        busy = {r.group for r in rollouts if r.state == "running"}
+        return any(r.group not in busy for r in rollouts)
+
+    def _extend(self, running: list[Rollout]) -> None:
+        """One call of the engine for each temperature; new tokens become a segment or lengthen the last one."""
+        for temperature in sorted({r.temperature for r in running}):
+            rows = [r for r in running if r.temperature == temperature]
+            room = [self._room(r) for r in rows]
+            sampled = self._all(
+                {
+                    "do": "sample",
+                    "rows": [r.prompt + r.context + r.tokens for r in rows],
+                    "temperature": temperature,
+                    "max_new": max(room),
+                }
+            )
+            for r, n, (tokens, logp) in zip(rows, room, sampled):
+                self._append(r, tokens[:n], None if logp is None else logp[:n])
+
+    def _room(self, r: Rollout) -> int:
+        stops = [r.max_tokens] + ([r.pause_at] if r.pause_at is not None else [])
+        room = min(stops) - len(r)
+        return room if self.chunk is None else min(room, self.chunk)
+
+    def _append(self, r: Rollout, tokens: list[int], logp: list[float] | None) -> None:
+        if not tokens:  # the engine stopped without a token
+            r.finish("eos")
+            return
+        last = r.segments[-1] if r.segments else None
+        if last is not None and last.source == "policy" and last.version == self.version and last.trained:
+            known = last.logp if last.logp is not None else [float("nan")] * len(last.tokens)
+            last.logp = None if logp is None and last.logp is None else known + (logp or [float("nan")] * len(tokens))
+            last.tokens = last.tokens + tokens
+            if last.logp_behavior is not None:
+                last.logp_behavior = last.logp_behavior + [float("nan")] * len(tokens)
+        else:
+            turn = last.turn if last is not None else 0
+            r.segments.append(Segment(tokens, "policy", logp, self.version, turn))
+
+    def _score(self, finished: list[Rollout]) -> None:
+        """Rewards of finished rows, by TRL's own reward code."""
+        if not finished:
+            return
+        rows = [(r.prompt_key, r.tokens) for r in finished]
+        rewards, logged = self._all({"do": "score", "rows": rows})
+        weights = self.trainer.reward_weights.tolist()
+        for i, (r, row) in enumerate(zip(finished, rewards)):
+            r.components = dict(zip(self.trainer.component_names, row))
+            known = [w * x for w, x in zip(weights, row) if x == x]
+            r.reward = sum(known) if known else None
+            self.logged[r.group, r.slot] = {name: values[i] for name, values in logged.items()}
+
+    def _forward(self, operation: Forward) -> list[Any]:
+        if not operation.rollouts:
+            return []
+        rows = [(r.prompt + r.context, r.tokens) for r in operation.rollouts]
+        return self._all({"do": "forward", "want": operation.want, "rows": rows})
+
+    # ---- every rank: its share
+    def _serve(self, message: Message) -> Any:
+        rows = message["rows"]
+        size = -(-len(rows) // self.accelerator.num_processes)
+        start = self.accelerator.process_index * size
+        share = rows[start : start + size]
+        share = share + rows[:1] * (size - len(share))  # every rank works on equally many
+        if message["do"] == "score":
+            return self._serve_score(share, len(rows))
+        if message["do"] == "sample":
+            own = self._sample(share, message["temperature"], message["max_new"])
+        else:
+            own = self._evaluate(share, message["want"])
+        return gather_object(own)[: len(rows)]
+
+    def _sample(self, rows: list[list[int]], temperature: float, max_new: int) -> list[tuple[list[int], Any]]:
+        with sampling(self.trainer, temperature, max_new):
+            tokens, logp = self.trainer._generate_single_turn(rows, None, {}, 1)
+        unknown = [[float("nan") if x is None else x for x in row] for row in logp] if logp is not None else None
+        return list(zip(map(list, tokens), unknown or [None] * len(rows)))
+
+    def _serve_score(self, rows: list[tuple[str, list[int]]], n: int) -> tuple[list[list[float]], dict[str, list[Any]]]:
+        trainer = self.trainer
+        inputs = [dict(trainer.dataset_row(key)) for key, _ in rows]
+        prompts = [row["prompt"] for row in inputs]
+        tokens = [ids for _, ids in rows]
+        rewards = trainer.score_completions(inputs, prompts, trainer.decode(prompts, tokens), tokens)
+        logged = {}
+        for name in sorted(set(gather_object(list(trainer._pending_extra_logs)))):
+            values = trainer._pending_extra_logs.get(name, [None] * len(rows))
+            logged[name] = gather_object(list(values))[:n]
+        trainer._pending_extra_logs.clear()
+        return rewards[:n].tolist(), logged
+
+    @torch.no_grad()
+    def _evaluate(self, rows: list[tuple[list[int], list[int]]], want: str) -> list[Any]:
+        args = self.trainer.args
+        out: list[Any] = []
+        with disable_gradient_checkpointing(self.trainer.model, args.gradient_checkpointing_kwargs):
+            for i in range(0, len(rows), args.per_device_train_batch_size):
+                part = rows[i : i + args.per_device_train_batch_size]
+                out += {"logp": self._logp, "hidden": self._hidden, "prompt_entropy": self._prompt_entropy}[want](part)
+        return out
+
+    def _logp(self, rows: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+        width = max(len(tokens) for _, tokens in rows)
+        if width == 0:
+            return [[] for _ in rows]
+        left, left_mask = self._padded([prompt for prompt, _ in rows], "left")
+        right, right_mask = self._padded([tokens for _, tokens in rows], "right")
+        ids, mask = torch.cat([left, right], 1), torch.cat([left_mask, right_mask], 1)
+        logp, _, _ = self.trainer._get_per_token_logps_and_entropies(self.trainer.model, ids, mask, width)
+        return [row[: len(tokens)].tolist() for row, (_, tokens) in zip(logp.float(), rows)]
+
+    def _hidden(self, rows: list[tuple[list[int], list[int]]]) -> list[Tensor]:
+        ids, mask = self._padded([prompt + tokens for prompt, tokens in rows], "left")
+        output = self._model()(input_ids=ids, attention_mask=mask, output_hidden_states=True, logits_to_keep=1)
+        return list(output.hidden_states[-1][:, -1].float().cpu())
+
+    def _prompt_entropy(self, rows: list[tuple[list[int], list[int]]]) -> list[float]:
+        ids, mask = self._padded([prompt for prompt, _ in rows], "left")
+        logp = (
+            self._model()(input_ids=ids, attention_mask=mask).logits.float() / self.trainer.temperature
+        ).log_softmax(-1)
+        entropy = torch.where(mask.bool(), -(logp.exp() * logp).sum(-1), 0)
+        return (entropy.sum(1) / mask.sum(1)).tolist()
+
+    def _model(self) -> Any:
+        return self.trainer.model
+
+    def _padded(self, rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
+        tensors = [torch.tensor(ids, dtype=torch.int64) for ids in rows]
+        device = self.accelerator.device
+        ids = pad(tensors, padding_value=self.trainer._tokenizer.pad_token_id, padding_side=side)
+        mask = pad([torch.ones_like(t) for t in tensors], padding_value=0, padding_side=side)
+        return ids.to(device), mask.to(device)
+
+
+@contextlib.contextmanager
+def sampling(trainer: RLXTrainer, temperature: float, max_new_tokens: int) -> Iterator[None]:
+    """The engine with another temperature and response bound, for the calls inside."""
+    if trainer.use_vllm:
+        engine, bound = trainer.vllm_generation, "max_completion_length"
+    else:
+        engine, bound = trainer.generation_config, "max_new_tokens"
+    before = {"temperature": engine.temperature, bound: getattr(engine, bound)}
+    try:
+        engine.temperature = temperature
+        setattr(engine, bound, max_new_tokens)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(engine, name, value)

@@ -1,0 +1,552 @@
+"""`RLXTrainer`: TRL's `GRPOTrainer` with plug-ins of every kind, by overriding a few of its methods."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.data_utils import is_conversational
+from trl.models.utils import disable_gradient_checkpointing
+
+from ...core.batch import RolloutBatch
+from ...core.config import Parts, build
+from ...core.context import Context
+from ...core.errors import ConfigError, DataError, RLXError
+from ...core.objective import policy_loss
+from ...core.preparation import prepare
+from ...core.randomness import hash_bits
+from . import checkpoint
+from .columns import (
+    LOG_PROBS,
+    PREFIX,
+    cut_responses,
+    dataset_column,
+    fit,
+    gather_rows,
+    log_probs,
+    micro_batch,
+    own_rows,
+    token_columns,
+)
+from .config import check_options, check_saving, column_names, corrects_sampling, host_profile, needs_program
+from .losses import count_columns, host_terms, micro_terms, window_totals, with_micro_scope
+from .rollouts import PROMPT_KEY, Prompts, Rollouts, as_rollout_func_output, run_program
+
+logger = logging.getLogger(__name__)
+
+
+class RLXTrainer(GRPOTrainer):
+    """`GRPOTrainer` that runs the plug-ins of `RLXConfig.plugins`; without any, every override hands on to the parent.
+
+    What changes with respect to the parent when plug-ins are named:
+    - `_generate_and_score_completions`: rollout-side parts run as the rollout program, whose finished rows the parent
+      receives like those of a `rollout_func`; then the batch phase runs on the rows of all ranks and its columns are added
+      to the parent's dictionary.
+    - `_compute_loss`: the parent computes its metrics without gradient; the loss is the plug-ins', plus the parent's
+      beta * KL, entropy bonus and router loss.
+    - `_save_checkpoint`, `_load_optimizer_and_scheduler`: the state of the parts goes with the trainer's.
+
+    Evaluation is the parent's. Raises ConfigError before the model is loaded.
+    """
+
+    parts: Parts | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: Any = None,
+        *others: Any,
+        **named: Any,
+    ):
+        plugins = getattr(args, "plugins", None)
+        if plugins:
+            signature = inspect.signature(GRPOTrainer.__init__)
+            given = signature.bind_partial(
+                self, model, reward_funcs, args, train_dataset, eval_dataset, processing_class,
+                reward_processing_classes, callbacks, *others, **named,
+            ).arguments  # fmt: skip
+            own_rollouts = any(given.get(name) for name in ("rollout_func", "tools", "environment_factory"))
+            self.parts = build(plugins, host_profile(args, dataset=train_dataset, own_rollouts=own_rollouts))
+            check_options(args, self.parts, own_rollouts=own_rollouts, dataset=train_dataset)
+            check_saving(args, args.save_steps)
+            if args.vllm_importance_sampling_correction and corrects_sampling(self.parts):
+                args.vllm_importance_sampling_correction = False
+                logger.info("vllm_importance_sampling_correction is off: a plug-in corrects the same mismatch")
+            train_dataset = _with_prompt_keys(train_dataset)
+            reward_funcs = _named_in_errors(reward_funcs)
+            callbacks = [*(callbacks or []), _StepEnd(self)]
+        super().__init__(
+            model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes,
+            callbacks, *others, **named,
+        )  # fmt: skip
+        if self.parts is not None:
+            self._set_up(self.parts)
+
+    def _set_up(self, parts: Parts) -> None:
+        self._program = needs_program(parts)
+        if self._program and self._is_vlm:
+            raise ConfigError("rollout-side plug-ins work on text only; this model's processor is multimodal")
+        self._needs_logits = bool(parts.with_hook("from_logits"))
+        before_loss = {"reward", "advantage", "correction", "aggregate", "distill_aggregate", "selector", "auxiliary"}
+        wanted = set().union(*(p.requires for kind in before_loss for p in parts[kind]))
+        wanted |= set().union(*(p.requires for p in parts.rollout))
+        wanted |= set().union(*(p.corrects for p in parts["correction"]))
+        self._needs_logp_old = bool(wanted & {"logp_old", "logp_behavior"})
+        self._needs_entropy = "entropy" in wanted
+        self._needs_behavior = "logp_behavior" in parts.requires
+        self._dataset_signals = sorted(parts.requires & set(column_names(self.train_dataset)))
+        self._token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))
+        self._counts, self._micro_terms = count_columns(parts), micro_terms(parts)
+        self.component_names = _unique(self.reward_func_names)
+        self._components: Tensor | None = None
+        self._made: Rollouts | None = None
+        self._prepared: RolloutBatch | None = None
+        self._context: Context | None = None
+        self._values: dict[str, Any] = {}
+        self._window: dict[str, Tensor] | None = None
+        self._live: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._capturing = False
+        self._empty_rows: list[int] = []
+        for part in parts["quant"]:
+            wrapped = part.wrap(self.model)
+            if wrapped is not self.model:
+                self.model = self.model_wrapped = wrapped
+
+    # ---- the dataset, by prompt key
+    @functools.cached_property
+    def _row_of(self) -> dict[str, int]:
+        keys = self.train_dataset[PROMPT_KEY]
+        return {key: i for i, key in reversed(list(enumerate(keys)))}
+
+    @functools.cached_property
+    def prompts(self) -> Prompts:
+        """Token ids of the training prompts by key."""
+        return Prompts(self, self._row_of)
+
+    def dataset_row(self, key: str) -> dict[str, Any]:
+        """The dataset's row of a prompt."""
+        return self.train_dataset[self._row_of[key]]
+
+    def dataset_columns(self, key: str) -> dict[str, Any]:
+        """What parts are told about a prompt: its row, with the text columns they want as tokens tokenised."""
+        row = {name: value for name, value in self.dataset_row(key).items() if name not in ("prompt", PROMPT_KEY)}
+        for name in self._token_columns:
+            if isinstance(row[name], str):
+                row[name] = self._tokenizer(row[name], add_special_tokens=False)["input_ids"]
+        return row
+
+    def decode(self, prompts: list[Any], tokens: list[list[int]]) -> list[Any]:
+        """Completions as TRL hands them to reward functions."""
+        texts = self.processing_class.batch_decode(tokens, skip_special_tokens=True)
+        if is_conversational({"prompt": prompts[0]}):
+            return [[{"role": "assistant", "content": text}] for text in texts]
+        return texts
+
+    def score_completions(self, inputs: Any, prompts: Any, completions: Any, tokens: Any) -> Tensor:
+        """TRL's rewards [N,K] of all ranks' completions; NaN where a function answered None."""
+        return super()._calculate_rewards(inputs, prompts, completions, tokens)
+
+    # ---- rollouts
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        if self.parts is None or not self.model.training:
+            return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self._made is not None:
+            ranks = range(self.accelerator.num_processes)
+            self._components = torch.cat([self._made.components_of(self._made.mine(r)) for r in ranks])
+            self._pending_extra_logs.update(self._extra_logs(self._made))
+        else:
+            self._components = self.score_completions(inputs, prompts, completions, completion_ids_list)
+        return self._components
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        if self.parts is not None and not self._program:
+            self._empty_rows = [i for i, ids in enumerate(completion_ids) if len(ids) == 0]
+            for i in self._empty_rows:  # the parent can't hold a completion without a token: a masked one stands in
+                completion_ids[i] = [self.eos_token_ids[0]]
+                if logprobs is not None:
+                    logprobs[i] = [None]
+        return completion_ids, logprobs
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        if self.parts is None or not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        self._window = None
+        if self._program:
+            made, self._context = run_program(self, self.parts, inputs)
+            out = self._score_made(made)
+            batch = self._join(made, out)
+        else:
+            out = super()._generate_and_score_completions(inputs)
+            batch = self._batch(inputs, out)
+        prepared = prepare(self.parts, batch)
+        for part in self.parts["quant"]:
+            part.observe(prepared.batch)
+        self._prepared = prepared.batch
+        width = out["completion_ids"].shape[1]
+        size = len(out["completion_ids"])
+        rank = self.accelerator.process_index
+        mine = slice(rank * size, (rank + 1) * size)
+        keys, self._values = own_rows(prepared.batch, size * self.accelerator.num_processes, mine, width)
+        out |= keys
+        out["advantages"] = out[f"{PREFIX}advantages"]
+        self._log_prepared(prepared.batch, prepared.metrics, size * self.accelerator.num_processes)
+        return out
+
+    def _score_made(self, made: Rollouts) -> dict[str, Any]:
+        """The parent's masks, log-probs, logs for rows that the program has generated and scored."""
+        rows = made.mine(self.accelerator.process_index)
+        keys = [made.batch.prompt_key[row if row < made.batch.size else 0] for row in rows]
+        inputs = [dict(self.dataset_row(key)) for key in keys]
+        self._made, before = made, self.rollout_func
+        self.rollout_func = lambda prompts, trainer: as_rollout_func_output(trainer, made, rows)
+        try:
+            return super()._generate_and_score_completions(inputs)
+        finally:
+            self._made, self.rollout_func = None, before
+
+    def _extra_logs(self, made: Rollouts) -> dict[str, list[Any]]:
+        rows = made.mine(self.accelerator.process_index)
+        names = sorted({name for row in made.logged for name in row})
+        return {n: [made.logged[i].get(n) if i < len(made.logged) else None for i in rows] for n in names}
+
+    def _batch(self, inputs: list[dict[str, Any]], out: dict[str, Any]) -> RolloutBatch:
+        """The signal table of all ranks' rows, generated by the parent: `num_generations` rows in a row are a group."""
+        columns: dict[str, Any] = token_columns(out, self.eos_token_ids) | self._forward_columns(out)
+        if self._empty_rows:
+            columns["response_mask"][self._empty_rows] = False
+            columns["finished"][self._empty_rows] = True
+        columns[PROMPT_KEY] = [row[PROMPT_KEY] for row in inputs]
+        for name in self._dataset_signals:
+            columns[name] = dataset_column([row[name] for row in inputs], self.accelerator.device)
+        columns = gather_rows(self.accelerator, columns)
+        n, group_size, step = len(columns[PROMPT_KEY]), self.num_generations, self.state.global_step
+        device = self.accelerator.device
+        ids = [
+            hash_bits(f"{key}#{step}.{i // group_size}", i % group_size) for i, key in enumerate(columns[PROMPT_KEY])
+        ]
+        assert self._components is not None
+        rewards = (self._components * self.reward_weights.to(device)).nansum(1)
+        columns |= {
+            "group": torch.arange(n, device=device) // group_size,
+            "row_id": torch.tensor(ids, device=device),
+            "rewards": torch.where(torch.isnan(self._components).all(1), torch.nan, rewards),
+            "reward_components": self._components,
+            "component_names": tuple(self.component_names),
+            "keep": torch.ones(n, dtype=torch.bool, device=device),
+            "helped": torch.zeros(n, dtype=torch.bool, device=device),
+            "temperature": torch.full((n,), self.temperature, device=device),
+            "propensity": torch.ones(n, device=device),
+            "source": ["fresh"] * n,
+        }
+        if self._needs_behavior:
+            columns["logp_behavior"] = columns["logp_old"]
+        return RolloutBatch(columns, step=step, total_steps=self.state.max_steps, seed=self.args.seed)
+
+    def _join(self, made: Rollouts, out: dict[str, Any]) -> RolloutBatch:
+        """The program's rows with the log-probs the parent computed for them."""
+        forward = gather_rows(self.accelerator, log_probs(out) | self._forward_columns(out))
+        forward.pop("logp_rollout", None)
+        batch, size = made.batch, made.batch.size
+        width = max([batch.response_ids.shape[1], *(c.shape[1] for c in forward.values())])
+        columns = {name: fit(c, width, batch.response_ids.shape[1]) for name, c in batch.items()}
+        columns |= {name: fit(c[:size], width, c.shape[1]) for name, c in forward.items()}
+        for name in set(self._dataset_signals) - set(columns):
+            values = [self.dataset_row(key)[name] for key in batch.prompt_key]
+            columns[name] = dataset_column(values, self.accelerator.device)
+        if self._needs_behavior:
+            recorded = columns.get("logp_behavior")
+            old = columns["logp_old"]
+            columns["logp_behavior"] = old if recorded is None else torch.where(torch.isnan(recorded), old, recorded)
+        return RolloutBatch(columns, step=batch.step, total_steps=batch.total_steps, seed=batch.seed)
+
+    def _forward_columns(self, out: dict[str, Any]) -> dict[str, Tensor]:
+        """logp_old and entropy [B,T] where a part reads them before the loss and the parent has not computed them."""
+        missing_old = self._needs_logp_old and LOG_PROBS["logp_old"] not in out
+        if not missing_old and not self._needs_entropy:
+            return {}
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
+        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], 1)
+        images = {k: v for k, v in out.items() if k in _MULTIMODAL}
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            logp, entropy, _ = super()._get_per_token_logps_and_entropies(
+                self.model,
+                ids,
+                mask,
+                out["completion_ids"].shape[1],
+                batch_size=self.args.per_device_train_batch_size,
+                compute_entropy=self._needs_entropy,
+                **images,
+            )
+        columns = {"entropy": entropy} if self._needs_entropy else {}
+        if missing_old:
+            columns["logp_old"] = out[LOG_PROBS["logp_old"]] = logp
+        return columns
+
+    def _log_prepared(self, batch: RolloutBatch, metrics: Mapping[str, float], total: int) -> None:
+        metrics = {**metrics, **(self._context.metrics if self._context is not None else {})}
+        if self._program:
+            metrics["rows"] = float(batch.size)
+        for name, value in metrics.items():
+            self._metrics["train"][f"rlx/{name}"].append(float(value))
+        count = batch.response_mask.sum(1).clamp(min=1)
+        mean = batch.advantages.new_zeros(total)
+        mean[batch.row] = batch.advantages.sum(1) / count
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), total)):
+            logged.pop()
+        logged.extend(mean.tolist())
+
+    # ---- loss
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.parts is None or not self._capturing:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        with torch.enable_grad():
+            if self._needs_logits:
+                self._live = self._from_logits(model, input_ids, attention_mask, logits_to_keep, **kwargs)
+            else:
+                self._live = super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+                )
+        return self._live
+
+    def _from_logits(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **kwargs: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The parent's result from full logits, which stay at hand for the parts that read them."""
+        extra = {k: v for k, v in kwargs.items() if v is not None and k in _MODEL_INPUTS}
+        if kwargs.get("compute_aux_loss"):
+            extra["output_router_logits"] = True
+        with self.accelerator.autocast():
+            output = model(
+                input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep + 1, **extra
+            )
+        self._logits = output.logits[:, -logits_to_keep - 1 : -1].float() / self.temperature
+        logp = self._logits.log_softmax(-1)
+        chosen = logp.gather(-1, input_ids[:, -logits_to_keep:, None])[..., 0]
+        entropy = -(logp.exp() * logp).sum(-1)
+        return chosen, entropy, output.aux_loss if kwargs.get("compute_aux_loss") else None
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if self.parts is None or not self.model.training:
+            return super()._compute_loss(model, inputs)
+        parts, window = self.parts, self.current_gradient_accumulation_steps
+        if f"{PREFIX}kept_length" in inputs:
+            inputs = cut_responses(inputs, max(1, int(inputs[f"{PREFIX}kept_length"].max())))
+        if self._window is None:
+            first, n = self._step, self.args.steps_per_generation
+            chunks = [self._buffered_inputs[(first + i) % n] for i in range(window)]
+            self._window = window_totals(chunks, self._counts, self._sum_over_ranks, self.accelerator.num_processes)
+        totals = with_micro_scope(self._window, self._micro_terms, inputs, self._counts, window)
+        if self.accelerator.sync_gradients:
+            self._window = None
+        entropy_coef = self._current_entropy_coef()
+        logp_new, entropy, aux_loss = self._forward_and_parent_metrics(model, inputs)
+        assert self._prepared is not None
+        batch = micro_batch(inputs, self._values, self._prepared)
+        if not batch.has("logp_old"):
+            old = inputs.get(LOG_PROBS["logp_old"])
+            batch = batch.with_columns(logp_old=logp_new.detach() if old is None else old)
+        self._refuse_nan(logp_new, batch)
+        trl_correction = inputs.get("importance_sampling_ratio")
+        weighted = batch
+        if trl_correction is not None:
+            weighted = batch.with_columns(loss_weight=batch.loss_weight * trl_correction)
+        loss, metrics = policy_loss(
+            parts,
+            weighted,
+            logp_new,
+            totals=totals,
+            entropy=entropy,
+            logits=self._logits if self._needs_logits else None,
+            all_reduce=self._sum_over_ranks,
+        )
+        self._logits = None
+        loss = loss + host_terms(
+            batch,
+            logp_new,
+            entropy,
+            totals,
+            beta=self.beta,
+            bias_correction=self.args.use_bias_correction_kl,
+            entropy_coef=entropy_coef,
+        )
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux_loss / window
+        self._log_loss(metrics)
+        return loss
+
+    _logits: Tensor | None = None
+
+    def _forward_and_parent_metrics(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Live log-probs and entropies of the micro-batch, from inside the parent's loss, which only logs."""
+        self._capturing = True
+        try:
+            with torch.no_grad():
+                super()._compute_loss(model, inputs)
+        finally:
+            self._capturing = False
+        assert self._live is not None
+        live, self._live = self._live, None
+        return live
+
+    def _current_entropy_coef(self) -> float:
+        if not self._entropy_bonus_enabled:
+            return 0.0
+        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
+            return 0.0
+        return self.entropy_coef
+
+    def _sum_over_ranks(self, x: Tensor) -> Tensor:
+        return self.accelerator.reduce(x.detach(), reduction="sum")
+
+    def _refuse_nan(self, logp_new: Tensor, batch: RolloutBatch) -> None:
+        """Raise DataError on every rank if a log-prob of a trained token is NaN on any: nothing is updated."""
+        bad = (torch.isnan(logp_new) & batch.response_mask).any(1)
+        if int(self._sum_over_ranks(bad.sum())) == 0:
+            return
+        keys = [key for key, b in zip(batch.prompt_key, bad.tolist()) if b]
+        raise DataError(
+            f"logp_new is NaN on a model token in step {self.state.global_step}"
+            + (f", first for prompt {keys[0]!r} ({len(keys)} of {len(bad)} rows)" if keys else " on another rank")
+            + "; the policy has diverged or the forward pass is broken: lower the learning rate or check the dtype"
+        )
+
+    def _log_loss(self, metrics: Mapping[str, Tensor]) -> None:
+        if not metrics:
+            return
+        names = sorted(metrics)
+        values = torch.stack([metrics[name].detach().float() for name in names])
+        for name, value in zip(names, self.accelerator.reduce(values, reduction="mean").tolist()):
+            self._metrics["train"][f"rlx/{name}"].append(value)
+
+    # ---- after the update, checkpoints
+    def _updates_done(self) -> None:
+        """After the last optimizer step of a generation batch: let the rollout side learn from it."""
+        if self._prepared is None or self._step % (self.args.steps_per_generation * self.num_iterations):
+            return
+        if self._context is not None and self.accelerator.is_main_process:
+            for part in self.parts.rollout:
+                part.feedback(self._prepared, self._context)
+        self._prepared = None
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.parts is not None and self.args.should_save:
+            folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            checkpoint.save(self.parts, os.path.join(self._get_output_dir(trial=trial), folder))
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        super()._load_optimizer_and_scheduler(folder)
+        if self.parts is None or folder is None:
+            return
+        checkpoint.load(self.parts, folder)
+        sampler = self._train_sampler
+        if sampler is not None and sampler.shuffle:  # the parent starts the order of the first epoch again
+            for _ in range(int(self.state.epoch or 0)):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+
+    _train_sampler: Any = None
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+
+_MULTIMODAL = (
+    "pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids"
+    " mm_token_type_ids image_position_ids"
+).split()
+"""Keys of TRL's dictionary that its log-prob method takes as arguments of the same name."""
+
+_MODEL_INPUTS = (
+    "pixel_values image_grid_thw pixel_attention_mask image_sizes token_type_ids mm_token_type_ids image_position_ids"
+).split()
+
+
+class _StepEnd(TrainerCallback):
+    """Tells the trainer when the updates of a generation batch are done, before a checkpoint is written."""
+
+    def __init__(self, trainer: RLXTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        check_saving(args, state.save_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._updates_done()
+
+
+def _with_prompt_keys(dataset: Any) -> Any:
+    """The dataset with a `prompt_key` column of strings: its own, or the row number."""
+    if dataset is None or PROMPT_KEY in column_names(dataset):
+        return dataset
+    if hasattr(dataset, "add_column"):
+        return dataset.map(lambda row, i: {PROMPT_KEY: str(i)}, with_indices=True)
+    return dataset
+
+
+def _unique(names: list[str]) -> list[str]:
+    """The names, told apart by a number where one occurs twice."""
+    out: list[str] = []
+    for name in names:
+        out.append(name if name not in out else f"{name}_{sum(n == name or n.startswith(f'{name}_') for n in out)}")
+    return out
+
+
+def _named_in_errors(reward_funcs: Any) -> Any:
+    """Reward functions whose exceptions say which function it was."""
+    if isinstance(reward_funcs, list):
+        return [_named_in_errors(f) for f in reward_funcs]
+    if reward_funcs is None or isinstance(reward_funcs, (str, nn.Module)):
+        return reward_funcs
+    return _wrap(reward_funcs)
+
+
+def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__name__", type(inner).__name__)
+
+    def failed(error: Exception) -> RLXError:
+        return DataError(f"reward function {name!r} raised {type(error).__name__}: {error}")
+
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None)):
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await function(*args, **kwargs)
+            except Exception as error:
+                raise failed(error) from error
+
+    else:
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                raise failed(error) from error
+
+    called.__name__ = name
+    return called

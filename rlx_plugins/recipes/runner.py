@@ -1,0 +1,49 @@
+"""Run a recipe on its host, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .. import __version__
+from ..core.errors import ConfigError
+from .curves import plot
+from .run_folder import RunFolder, summarise, write_json
+from .schema import Recipe
+
+Progress = Callable[[Mapping[str, Any]], None]
+"""Called with every line of metrics: step, max_steps, reward, ..."""
+
+
+def run(
+    recipe: Recipe,
+    folder: RunFolder,
+    *,
+    profile: str = "tiny",
+    seed: int = 0,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train `recipe` and return its summary, which is also written to the folder with the curves.
+
+    Summary: first and last mean reward, held-out accuracy before and after (where the task has one), generated tokens,
+    seconds of training.
+    """
+    chosen = recipe.profile(profile)
+    setting = {
+        "recipe": recipe.model_dump(mode="json"),
+        "profile": profile,
+        "seed": seed,
+        "rlx_plugins": __version__,
+    }
+    try:
+        from ..hosts.trl.run import train
+    except ImportError as error:
+        raise ConfigError(f"host trl can't be imported: {error}; pip install 'rlx-plugins[trl]'") from error
+    write_json(folder.recipe, setting)
+    accuracy = train(recipe, chosen, folder, seed=seed, resume=resume, progress=progress)
+    records = folder.records()
+    summary = {**summarise(records), **accuracy}
+    write_json(folder.summary, summary)
+    plot({recipe.name: records}, folder.curves, title=recipe.title)
+    return summary
