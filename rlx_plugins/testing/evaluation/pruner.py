@@ -11,9 +11,8 @@ import torch
 from ...core.config import Parts
 from ...core.context import Context
 from ...core.kinds import Allocator
-from ...core.operations import Abort, Forward, Generate, Operation
+from ...core.operations import Abort, Forward, Operation
 from ...core.params import param
-from ...core.registry import find
 from ...core.rollout import drive, rollout_program
 from ...core.trajectory import Group, Rollout, Segment
 from ...hosts.table import TableHost
@@ -121,7 +120,6 @@ def arrol(
 def april(lengths, rollout_groups=2, over_sampling=4, steps=3, max_tokens=64, recycle=True, max_age=None) -> Result:
     lengths = [[int(n) for n in tensor(row).tolist()] for row in lengths]
     host = TableHost(len(lengths), resolution=0.0, lengths=lambda r: lengths[host.row[r.prompt_key]][r.slot])
-    find("pruner", "april"), find("sampler", "in_order")
     part, stream = April(over_sampling / rollout_groups, recycle, max_age), InOrder(repeat=False)
     sizes = _Sizes({key: len(lengths[i]) for key, i in host.row.items()})
     parts = Parts({"sampler": [stream], "allocator": [sizes], "pruner": [part]})
