@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..core.segments import wide
@@ -17,11 +18,14 @@ def whitened(x: Tensor, tokens: Tensor, eps: float = 1e-8) -> Tensor:
 
     Entries without tokens may hold garbage. The mean divides by N + 1e-8, as verl's does.
     """
-    counts = tokens > 0
-    x = masked(wide(x), counts)
-    weight = tokens.to(x.dtype)
-    total = weight.sum()
-    mean = (weight * x).sum() / (total + 1e-8)
-    centred = masked(x - mean, counts)
-    variance = (weight * centred.square()).sum() / (total + 1e-8) * total / (total - 1).clamp(min=1)
-    return masked(centred / (variance + eps).sqrt(), counts & (total > 1))
+    one_each = tokens.dtype == torch.bool
+    there = tokens if one_each else tokens > 0
+    total = tokens.sum()
+
+    def over_tokens(values: Tensor) -> Tensor:
+        return (values if one_each else values * tokens).sum() / (total + 1e-8)
+
+    x = masked(wide(x), there)
+    centred = masked(x - over_tokens(x), there)
+    variance = over_tokens(centred.square()) * total / (total - 1).clamp(min=1)
+    return torch.where(total > 1, centred / (variance + eps).sqrt(), torch.zeros_like(centred))

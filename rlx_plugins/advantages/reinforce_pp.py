@@ -61,7 +61,7 @@ class ReinforcePP(Advantage):
         if batch.has("token_rewards"):
             returns = discounted_returns(wide(batch.token_rewards), mask, self.discount)
         else:
-            left = batch.lengths[:, None] - mask.cumsum(1)
+            left = batch.lengths[:, None] - mask.cumsum(1, dtype=torch.int32)
             returns = masked(rewards[:, None] * self.discount ** left.to(rewards.dtype), mask)
         return {"advantages": whitened(returns, mask, self.eps), "returns": returns}
 
@@ -86,7 +86,7 @@ def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor
     The recurrence is solved by doubling: after k rounds every token has summed the 2^k tokens from it on.
     """
     returns = masked(rewards, mask)
-    factor = torch.where(mask, discount, 1.0).to(returns.dtype)
+    factor = torch.ones_like(returns).masked_fill(mask, discount)
     step, width = 1, mask.shape[1]
     while step < width:
         further = torch.nn.functional.pad(returns[:, step:], (0, step))

@@ -22,7 +22,7 @@ def share_of(tokens: Tensor, share: float) -> Tensor:
 
 
 def first_k(keys: Tensor, candidates: Tensor, k: Tensor) -> Tensor:
-    """[B,T] bool: the `k` candidates of smallest key, ties in the order of the tokens; all of them where there are fewer."""
+    """[B,T] bool: the `k` candidates of smallest key (all, where there are fewer), ties in the order of the tokens."""
     flat = torch.where(candidates, keys, torch.inf).flatten()
     order = torch.argsort(flat, stable=True)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))

@@ -16,7 +16,7 @@ from ..core.terms import PolicyTerms, masked, masked_mean
 @register("clip", "cispo")
 @dataclass
 class CISPO(Clip):
-    """REINFORCE with a clipped, detached importance weight: no token's gradient is ever dropped, only its weight bounded.
+    """REINFORCE with a clipped, detached importance weight: no token's gradient is dropped, only its weight bounded.
 
     L = -sg(clip(r, 1 - eps_low, 1 + eps_high)) A logp_new        (verl)
     L = -sg(min(r, ratio_high)) A logp_new                        with `ratio_high` given (TRL's `epsilon_high`)

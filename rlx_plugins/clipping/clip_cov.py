@@ -24,8 +24,8 @@ _GOLDEN_GAMMA = -7046029254386353131
 @register("clip", "clip_cov")
 @dataclass
 class ClipCov(Clip):
-    """Tokens whose advantage and log-probability rise together are what makes the entropy collapse; a random few of them
-    are left out of the update of PPO's clipped surrogate.
+    """Tokens whose advantage and log-probability rise together make the entropy collapse; a random few of them are left
+    out of the update. All others follow PPO's clipped surrogate.
 
     cov = (A - mean A)(logp_new - mean logp_new). Candidates: cov_low < cov < cov_high, gradient not already clipped.
     max(1, floor(drop_share * tokens)) of them, drawn uniformly, get loss 0.

@@ -16,7 +16,7 @@ from ..core.terms import PolicyTerms, masked
 @register("clip", "dro")
 @dataclass
 class DRO(Clip):
-    """The policy gradient, held near the old policy by the square of the log ratio instead of a clip; usable off policy.
+    """The policy gradient, held near the old policy by the square of the log ratio instead of a clip.
 
     L = -(A logp_new - penalty_coef / 2 d^2),  d = logp_new - logp_denominator
 

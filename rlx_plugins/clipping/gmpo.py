@@ -18,8 +18,8 @@ from ..ratios._exp import exp
 @register("clip", "gmpo")
 @dataclass
 class GMPO(Clip):
-    """The rollout's objective is its advantage times the geometric mean of its token ratios, which one outlier token can't
-    dominate; each token is clipped in log space before the mean.
+    """The rollout's objective is its advantage times the geometric mean of its token ratios, which one outlier can't
+    dominate. Each token is clipped in log space before the mean.
 
     x_t = sgn(A) min(sgn(A) d, sgn(A) clip(d, -log_eps_low, log_eps_high)),  d = logp_new - logp_denominator
     rho = exp(mean_t x_t),  L_row = -mean_t(A) rho;  loss = mean over rows of L_row
@@ -55,7 +55,7 @@ class GMPO(Clip):
 
 
 def _geometric_over_arithmetic(weight: Tensor, mask: Tensor) -> Tensor:
-    """[B]: what turns a row loss that the objective multiplies with its mean weight into one with the geometric mean."""
+    """[B]: the objective multiplies a row's loss with its mean weight; this factor makes that the geometric mean."""
     mean = masked_mean(weight, mask, dim=1)
     geometric = masked_mean((masked(weight, mask) + 1e-10).log(), mask, dim=1).exp()
     return torch.where(mean > 0, geometric / torch.where(mean > 0, mean, torch.ones_like(mean)), torch.zeros_like(mean))

@@ -18,8 +18,8 @@ from ._covariance import first_k, share_of, token_covariance
 @register("clip", "kl_cov")
 @dataclass
 class KLCov(Clip):
-    """Tokens whose advantage and log-probability rise together are what makes the entropy collapse; the strongest of them
-    are pulled back to the old policy, all others follow the unclipped surrogate.
+    """Tokens whose advantage and log-probability rise together make the entropy collapse; the strongest of them are
+    pulled back to the old policy. All others follow the unclipped surrogate.
 
     L = -A r, and + penalty_coef |d| on the max(1, floor(penalty_share * tokens)) tokens of largest
     cov = (A - mean A)(logp_new - mean logp_new);  d = logp_new - logp_denominator, r = exp(d)

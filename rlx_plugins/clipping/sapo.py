@@ -16,7 +16,7 @@ from ..core.terms import PolicyTerms
 @register("clip", "sapo")
 @dataclass
 class SAPO(Clip):
-    """The further a token's ratio is from 1, the less it pushes, smoothly instead of all or nothing; tokens with negative
+    """The further a token's ratio is from 1, the less it pushes, smoothly instead of all or nothing. Tokens of negative
     advantage fade faster.
 
     L = -A (4 / tau) sigmoid(tau (r - 1)), tau = tau_pos where A > 0, else tau_neg. The slope at r = 1 is 1.

@@ -14,7 +14,7 @@ from ..core.terms import PolicyTerms, clip_fraction
 @register("clip", "two_sided")
 @dataclass
 class TwoSided(Clip):
-    """PPO's clipped surrogate leaves the ratio of a token with negative advantage unbounded above; here it is capped, so
+    """PPO's clipped surrogate leaves the ratio of a token of negative advantage unbounded above. Here it is capped, so
     that one token far off policy can't blow up the step.
 
     L = -min(min(r, delta) A, clip(r, 1 - eps_low, 1 + eps_high) A)
@@ -23,7 +23,9 @@ class TwoSided(Clip):
     (`ppo` with `dual_clip`) written on the ratio; TRL's `delta`.
     """
 
-    paper = "INTELLECT-2: A Reasoning Model Trained Through Globally Decentralized Reinforcement Learning, arXiv 2505.07291"
+    paper = (
+        "INTELLECT-2: A Reasoning Model Trained Through Globally Decentralized Reinforcement Learning, arXiv 2505.07291"
+    )
 
     eps_low: float = param(0.2, ge=0, doc="the range starts at 1 - eps_low; the paper's 0.2")
     eps_high: float = param(0.2, ge=0, doc="the range ends at 1 + eps_high; the paper's 0.2")

@@ -20,11 +20,12 @@ LOG_WEIGHT_MIN, LOG_WEIGHT_MAX = math.log(1e-8), 20.0
 @register("clip", "vespo")
 @dataclass
 class VESPO(Clip):
-    """A rollout's whole likelihood ratio w, not normalised by its length, becomes a weight that is 1 at w = 1 and falls off
-    smoothly on both sides; every token follows the policy gradient times that weight.
+    """A rollout's whole likelihood ratio w, not normalised by its length, becomes a weight that is 1 at w = 1 and falls
+    off smoothly far from it. Every token follows the policy gradient times that weight.
 
     u = clamp(sum_t clamp(d, +-20), log 1e-8, 20),  d = logp_new - logp_denominator,  w = exp(u)
-    phi = exp(lambda + k u - lambda w);  L = -sg(phi) A logp_new; (k, lambda) by the sign of A, A = 0 counting as positive
+    phi = exp(lambda + k u - lambda w), (k, lambda) by the sign of A, where 0 counts as positive
+    L = -sg(phi) A logp_new
 
     Reads advantages [B,T]; returns the token loss [B,T]. TRL adds the log-weights of vLLM's mismatch to u instead of
     multiplying the loss: that is `denominator="logp_rollout"` without a correction. TRL's `loss_type="vespo"`.

@@ -87,7 +87,7 @@ class RolloutBatch(Mapping[str, Any]):
     @functools.cached_property
     def lengths(self) -> Tensor:
         """[B] int64: model tokens that count (response_mask) per row."""
-        return self["response_mask"].sum(1)
+        return self["response_mask"].sum(1, dtype=torch.int32).long()  # summing bools as int64 is slow on CPU
 
     def uniform(self, name: str) -> Tensor:
         """[B] float64 in [0, 1), one per row, determined by seed, step, `name` and the row's `row_id`.

@@ -20,9 +20,10 @@ POLICY, DISTILL = "policy", "distill"
 
 
 def reduce(token_loss: Tensor, weight: Tensor, total: Tensor | float) -> Tensor:
-    """sum(weight * token_loss) / total over the tokens of non-zero weight; 0 when the total is 0.
+    """sum(weight * token_loss) / total over the tokens of non-zero weight; a total of 0 divides by nothing.
 
-    token_loss, weight [B,T]; `total` the count of the term over the whole optimizer step, all ranks.
+    token_loss, weight [B,T]; `total` the count of the term over the whole optimizer step, all ranks. It is 0 where no
+    token counts (then the loss is 0 too) and under an aggregate that only sums.
     """
     total = total if isinstance(total, Tensor) else torch.as_tensor(total)
     total = total.to(device=token_loss.device, dtype=token_loss.dtype)

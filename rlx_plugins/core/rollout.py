@@ -118,8 +118,9 @@ class _Step:
                 return True
             live = [r for g in self.under_way.values() for r in g.rollouts if r.state in LIVE]
             if live:
+                stops = self._pauses()
                 for r in live:
-                    r.pause_at, r.state = self._next_pause(len(r)), "running"
+                    r.pause_at, r.state = min((s for s in stops if s > len(r)), default=None), "running"
                 yield Generate(live, "all" if self.waits_for_all else "group")
             elif not new and not departed:
                 return False  # only parked rollouts are left: `close` gets them
@@ -163,13 +164,13 @@ class _Step:
                 self.ready.append(edited)
         return leaving
 
-    def _next_pause(self, length: int) -> int | None:
-        """The nearest response length beyond `length` at which a pruner wants to look."""
+    def _pauses(self) -> list[int]:
+        """The response lengths at which some pruner wants to look."""
         stops: list[int] = []
         for part in self.parts["pruner"]:
             wanted = part.pause(self.ctx)
             stops += [wanted] if isinstance(wanted, int) else list(wanted or [])
-        return min((s for s in stops if s > length), default=None)
+        return stops
 
     def _end(self, need: int) -> Steps:
         left = list(self.under_way.values())

@@ -16,11 +16,11 @@ from ..core.terms import masked, masked_mean
 @register("correction", "opsm")
 @dataclass
 class OPSM(Correction):
-    """Learning from a rollout's mistakes makes sense only while the policy would still make them: rows of negative advantage
-    are masked once their tokens have become unlikely.
+    """A failed rollout teaches something only while the policy would still produce it. Rows of negative advantage are
+    masked once their tokens have become unlikely.
 
     weight = 1 where A >= 0 or mean_t(logp_rollout - logp_old) <= threshold, else 0 [B,T]; tokens the engine has no
-    log-prob for count as 0 in the mean. The masked rows stay in the loss's count, as in TRL (`off_policy_mask_threshold`).
+    log-prob for count as 0 in the mean. Masked rows stay in the loss's count, as in TRL (`off_policy_mask_threshold`).
 
     Weights are made once per step, before the update: the drift measured is staleness plus the mismatch between engine
     and trainer. TRL measures it against the current policy, so that the updates of the step itself count too.

@@ -18,10 +18,10 @@ from ._exp import exp
 @register("ratio", "sequence")
 @dataclass
 class SequenceRatio(Ratio):
-    """All tokens of a rollout share one ratio, its likelihood ratio with the length normalised away, so the clip keeps or
-    drops whole rollouts. Meant for clip ranges of 3e-4 / 4e-4 and `aggregate: seq_mean_token_mean`.
+    """All tokens of a rollout share one ratio, its likelihood ratio with the length normalised away, so that the clip
+    keeps or drops whole rollouts. Meant for clip ranges of 3e-4 / 4e-4 and `aggregate: seq_mean_token_mean`.
 
-    s_b = exp(mean over the row's tokens of logp_new - logp_denominator), on every token of the row [B,T], 1 where masked.
+    s_b = exp(mean over the row's tokens of logp_new - logp_denominator), on its every token [B,T], 1 where masked.
 
     gradient "token": the row's value, d s / d logp_t = s on the token itself (GSPO-token; verl, with log_max 10).
     gradient "sequence": the true gradient, d s / d logp_u = s / n_b on every token u of the row (TRL, without a bound).

@@ -114,26 +114,22 @@ class WarmUp:
     that skip the working with probability ``direct`` and slip at each step with probability ``slip``.
     """
 
-    steps: int = 600
+    steps: int = 700
     batch_size: int = 32
     learning_rate: float = 3e-3
     pool: int = 4000
     clean: float = 0.7
-    slip: float = 0.15
+    slip: float = 0.1
     direct: float = 0.7
 
 
 def _batch(
-    tokenizer: PreTrainedTokenizerFast, examples: list[tuple[Problem, str]]
+    tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], demonstrations: list[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Input ids and labels [B, L], right-padded; only the demonstration and its end-of-sequence token are labelled."""
-    ids, labels = [], []
-    for problem, text in examples:
-        chat = [{"role": "user", "content": problem.prompt}]
-        prompt = tokenizer(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)).input_ids
-        shown = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
-        ids.append(torch.tensor(prompt + shown))
-        labels.append(torch.tensor([_LABEL_IGNORED] * len(prompt) + shown))
+    shown = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(demonstrations)["input_ids"]]
+    ids = [torch.tensor(prompt + tail) for prompt, tail in zip(prompts, shown, strict=True)]
+    labels = [torch.tensor([_LABEL_IGNORED] * len(prompt) + tail) for prompt, tail in zip(prompts, shown, strict=True)]
     pad = torch.nn.utils.rnn.pad_sequence
     return pad(ids, True, tokenizer.pad_token_id), pad(labels, True, _LABEL_IGNORED)
 
@@ -152,6 +148,8 @@ def warm_up(
     """
     rng = random.Random(seed)
     pool = problems(task, "train", settings.pool)
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in pool]
+    prompts = tokenizer(tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False))["input_ids"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 30) * max(0.02, 1 - (step + 1) / settings.steps)
@@ -163,8 +161,9 @@ def warm_up(
         for step in range(settings.steps):
             noisy = step >= settings.clean * settings.steps
             slip, direct = (settings.slip, settings.direct) if noisy else (0.0, 0.0)
-            drawn = rng.choices(pool, k=settings.batch_size)
-            ids, labels = _batch(tokenizer, [(problem, demonstration(problem, rng, slip, direct)) for problem in drawn])
+            drawn = rng.choices(range(len(pool)), k=settings.batch_size)
+            shown = [demonstration(pool[i], rng, slip, direct) for i in drawn]
+            ids, labels = _batch(tokenizer, [prompts[i] for i in drawn], shown)
             model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long(), labels=labels).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

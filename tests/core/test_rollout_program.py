@@ -160,32 +160,31 @@ def test_every_hook_is_called_in_its_order():
 
         return method
 
-    def starting(idle, ctx):
+    def start_two(idle, ctx):
         return [r for g in idle if not g.rollouts for r in g.start(2)]
 
-    results = {
+    answers = {
         "intake": lambda need, ctx: ([], need),
         "draw": lambda n, ctx: ["p0"],
         "accept": lambda group, ctx: True,
         "pause": lambda ctx: 1,
         "enough": lambda ready, ctx: False,
+        "allocator.more": start_two,
+        "hint.more": lambda idle, ctx: [],
     }
     parts = []
-    for base in (Sampler, Allocator, Hint, Temperature, Replay, Pruner, Advantage):
-        kind = base.__name__.lower()
-        hooks = {h: note(h, results.get(h)) for h in (*base.must, *base.may) if h not in ("__call__", "in_loss")}
-        if base is Allocator:
-            hooks["more"] = note("more", starting)
-        parts.append(dataclass(type(base.__name__, (base,), {**hooks, "kind": kind, "name": "noted"}))())
-        if base is Hint:
-            hooks["more"] = note("more", lambda idle, ctx: [])
-            parts[-1] = dataclass(type("Hint", (base,), {**hooks, "kind": kind, "name": "noted"}))()
+    for protocol in (Sampler, Allocator, Hint, Temperature, Replay, Pruner, Advantage):
+        kind = protocol.__name__.lower()
+        asked = set(protocol.must) | set(protocol.may) - {"__call__", "in_loss"}
+        hooks = {hook: note(hook, answers.get(f"{kind}.{hook}", answers.get(hook))) for hook in asked}
+        parts.append(dataclass(type(protocol.__name__, (protocol,), {**hooks, "kind": kind, "name": "noting"}))())
 
     Run(*parts, groups=1)
 
     assert called == [
         "replay.intake",
         "pruner.intake",
+        "allocator.intake",
         "sampler.draw",
         "allocator.more",
         "hint.more",
@@ -194,10 +193,8 @@ def test_every_hook_is_called_in_its_order():
         "replay.prepare",
         "pruner.enough",
         "pruner.pause",
-        "pruner.pause",
         "pruner.look",
         "pruner.enough",
-        "pruner.pause",
         "pruner.pause",
         "allocator.more",
         "hint.more",
@@ -289,6 +286,37 @@ def test_refilling_ends_when_the_sampler_has_nothing_left():
     sampler = Refilling(("p0", "p1", "p2"), refuse=("p0", "p1", "p2"))
     assert Run(sampler).groups == []
     assert sampler.asked == [2, 2, 2]
+
+
+def test_an_allocator_that_refills_is_asked_again_for_what_is_missing():
+    @dataclass
+    class Screening(Rounds):
+        refills = True
+
+        def intake(self, need, ctx):
+            asked.append(need)
+            return [], need
+
+    asked = []
+    run = Run(Screening(rounds=1, size=2), Named(("p0", "p1", "p2"), refuse=("p1",)))
+    assert asked == [2, 1]
+    assert run.prompts == ["p0", "p2"]
+
+
+def test_prompts_of_the_data_loader_are_offered_once():
+    @dataclass
+    class Screening(Rounds):
+        refills = True
+
+        def intake(self, need, ctx):
+            return [], need
+
+    @dataclass
+    class Refusing(Watching):
+        def accept(self, group, ctx):
+            return group.prompt_key != "p0"
+
+    assert Run(Screening(rounds=1, size=2), Refusing()).prompts == ["p1", "p2"]
 
 
 def test_controllers_are_told_refused_groups_too():

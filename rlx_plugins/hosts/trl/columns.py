@@ -1,4 +1,4 @@
-"""From TRL's rollout dictionary to the signal table, and from the prepared table back to extra keys of the dictionary."""
+"""From TRL's rollout dictionary to the signal table, and from the prepared table to extra keys of the dictionary."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def fit(column: Any, width: int, old_width: int) -> Any:
 def own_rows(batch: RolloutBatch, total: int, mine: slice, width: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns of this rank's rows for TRL's dictionary, and the values that belong to the whole batch.
 
-    `batch` is a prepared batch, `batch.row` the global row of each of its rows among `total`. Rows it lacks (dropped, or
-    padding) get zeros: no mask, no weight, no count. `width` is the response width of this rank's dictionary.
+    `batch` is a prepared batch, `batch.row` the global row of each of its rows among `total`. Rows it lacks (dropped,
+    or padding) get zeros: no mask, no weight, no count. `width` is the response width of this rank's dictionary.
     """
     rows, old_width = batch.row, batch.response_mask.shape[1]
     keys: dict[str, Any] = {}

@@ -37,8 +37,8 @@ class RLXConfig(GRPOConfig):
     generation_chunk: int | None = field(
         default=None,
         metadata={
-            "help": "Response tokens per call of the engine when rollout-side plug-ins are named. Parts that move groups"
-            " on one by one, or end generation early, need it; every chunk re-reads the prefix."
+            "help": "Response tokens per call of the engine when rollout-side plug-ins are named. Parts that move"
+            " groups on one by one, or end generation early, need it; every chunk re-reads the prefix."
         },
     )
 
@@ -87,7 +87,7 @@ def host_profile(args: GRPOConfig, *, dataset: Any = None, own_rollouts: bool = 
     signals = set(ALWAYS) | (set(column_names(dataset)) - {"prompt"})
     capabilities = {"logits", "cut_rows"}
     remedies = {
-        "logp_rollout": "set use_vllm=True, or pass a rollout_func that returns logprobs: transformers' generate reports none",
+        "logp_rollout": "set use_vllm=True, or pass a rollout_func that returns logprobs; transformers reports none",
         "logp_ref": "set beta > 0: TRL keeps a reference model only then",
         "logp_teacher": "TRL's GRPOTrainer has no teacher model; use a dataset column or the verl host",
         "teacher_logits": "TRL's GRPOTrainer has no teacher model",
@@ -157,8 +157,8 @@ def check_options(args: GRPOConfig, parts: Parts, *, own_rollouts: bool, dataset
         label = f"{who.kind} {who.name}"
         if own_rollouts:
             raise ConfigError(
-                f"{label} acts while rollouts are made, but a rollout_func, tools or an environment_factory generate here;"
-                " remove them"
+                f"{label} acts while rollouts are made, but a rollout_func, tools or an environment_factory generate"
+                " here; remove them"
             )
         if not hasattr(dataset, "__getitem__"):
             raise ConfigError(f"{label} acts while rollouts are made: {_NEEDS_MAP}")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -50,8 +49,8 @@ class RLXTrainer(GRPOTrainer):
 
     What changes with respect to the parent when plug-ins are named:
     - `_generate_and_score_completions`: rollout-side parts run as the rollout program, whose finished rows the parent
-      receives like those of a `rollout_func`; then the batch phase runs on the rows of all ranks and its columns are added
-      to the parent's dictionary.
+      receives like those of a `rollout_func`; then the batch phase runs on the rows of all ranks and its columns join
+      the parent's dictionary.
     - `_compute_loss`: the parent computes its metrics without gradient; the loss is the plug-ins', plus the parent's
       beta * KL, entropy bonus and router loss.
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: the state of the parts goes with the trainer's.
@@ -177,8 +176,9 @@ class RLXTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self.parts is not None and not self._program:
-            self._empty_rows = [i for i, ids in enumerate(completion_ids) if len(ids) == 0]
-            for i in self._empty_rows:  # the parent can't hold a completion without a token: a masked one stands in
+            empty = [i for i, ids in enumerate(completion_ids) if len(ids) == 0]
+            self._empty_rows = [] if self.tools else empty
+            for i in empty:  # the parent can't hold a completion without a token: a masked one stands in
                 completion_ids[i] = [self.eos_token_ids[0]]
                 if logprobs is not None:
                     logprobs[i] = [None]
@@ -532,7 +532,7 @@ def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
     def failed(error: Exception) -> RLXError:
         return DataError(f"reward function {name!r} raised {type(error).__name__}: {error}")
 
-    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None)):
+    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
 
         async def called(*args: Any, **kwargs: Any) -> Any:
             try:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.batch import RolloutBatch
-from ...core.kinds import DEFAULTS, Plugin
 from ...core.config import Parts
+from ...core.kinds import DEFAULTS, Plugin
 from ...core.objective import policy_loss
 from ...core.registry import create
 
@@ -100,7 +100,9 @@ def run_loss(
         return out
 
     run = Parts({kind: [part] for kind, part in chosen.items()} | {"aggregate": [rule], "clip": [watched]})
-    loss, metrics = policy_loss(run, batch, live, totals={"policy": columns_out["count"].sum() if total is None else total})
+    loss, metrics = policy_loss(
+        run, batch, live, totals={"policy": columns_out["count"].sum() if total is None else total}
+    )
     (grad,) = torch.autograd.grad(loss, live, allow_unused=True)
     zero = torch.zeros((), dtype=torch.float64)
     return {

@@ -1,4 +1,4 @@
-"""Function forms of the losses both hosts come with."""
+"""Function forms of the clips: the losses both hosts come with, and the methods of clip_methods.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ...core.errors import ConfigError
 from ...core.registry import create
 from ...core.terms import masked, masked_mean
 from .building import only_given, reward_batch, run_loss, tensor
+from .clip_methods import FORMS as METHOD_FORMS
 
 Result = dict[str, Any]
 
@@ -70,7 +71,9 @@ def baselines(
         parts, rule = _trl(loss or "dapo", level, low, high, delta, tau_pos, tau_neg, max_len)
         weight = None if importance_sampling_ratio is None else tensor(importance_sampling_ratio)
         if weight is not None and parts["clip"].name == "vespo":
-            columns["logp_rollout"] = old - (weight.log() if weight.shape == old.shape else _spread_sum(weight.log(), mask))
+            columns["logp_rollout"] = old - (
+                weight.log() if weight.shape == old.shape else _spread_sum(weight.log(), mask)
+            )
             parts["clip"] = parts["clip"].replace(denominator="logp_rollout")
             weight = None
         total = num_items if rule.name == "token_mean" else None
@@ -182,4 +185,4 @@ def _spread_sum(per_row: Tensor, mask: Tensor) -> Tensor:
     return per_row / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-FORMS = {"baselines": baselines}
+FORMS = {"baselines": baselines, **METHOD_FORMS}
