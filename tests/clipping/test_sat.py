@@ -1,5 +1,7 @@
 """SAT's gate and radii: invariants, where it is PPO, and its sequence form."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -93,13 +95,13 @@ def test_scaling_all_drifts_leaves_gate_and_factors():
 
 
 def test_a_gated_token_has_the_gradient_of_its_narrow_interval():
-    # q = 0.1; psi(0.4 / 0.1) = 1/17, so the upper bound of the last token is 1.0118 and its gradient is gone;
-    # with a negative advantage the plain branch is the binding one and it keeps A r.
+    # q = 0.05, psi(log 1.1 / q) = 0.22: the upper bound of the third token is 1.043 and its gradient is gone; under a
+    # negative advantage the plain branch binds and it keeps -A r.
     for advantage, want in ((1.0, 0.0), (-1.0, 1.1)):
-        columns = columns_of([[0.02, 0.05, torch.tensor(1.1).log(), 0.0]], advantages=[advantage])
+        columns = columns_of([[0.02, 0.05, math.log(1.1), 0.0]], advantages=[advantage])
         out = run_loss(sat(quantile=0.75), **columns)
         assert float(out["grad_logp"][0, 2]) == pytest.approx(want / 4, rel=1e-6)
-        assert out["grad_logp"][0, 1] == pytest.approx(-advantage * torch.tensor(0.05).double().exp() / 4)
+        assert out["grad_logp"][0, 1] == pytest.approx(-advantage * math.exp(0.05) / 4)
 
 
 def test_masked_rows_with_garbage_do_not_enter_the_quantile():
@@ -129,9 +131,8 @@ def test_the_sequence_form_gates_whole_rows_by_their_mean_drift():
     assert region.q == pytest.approx(0.1) and region.gate.tolist() == [[False, False], [True, True]]
     assert region.c_plus[1].tolist() == pytest.approx([1 / 50, 1 / 50])
     out = run_loss(part, **columns, agg="seq-mean-token-mean")
-    rows = torch.tensor([-0.1, 0.7], dtype=torch.float64).neg()
-    want = torch.stack([-rows[0].neg().neg().exp().reciprocal(), rows[1].neg().exp()])[:, None].expand(2, 2) / 4
-    torch.testing.assert_close(out["grad_logp"], want)
+    row = torch.tensor([-math.exp(0.1), math.exp(0.7)], dtype=torch.float64) / 4
+    torch.testing.assert_close(out["grad_logp"], row[:, None].expand(2, 2))
 
 
 def test_a_token_the_engine_could_not_score_has_no_drift_at_the_start_of_the_step():

@@ -1,4 +1,4 @@
-"""Adaptive importance sampling: the mixing coefficient, its state, and the weights between 1 and the truncated ratio."""
+"""Adaptive importance sampling: the mixing coefficient, its state, and weights between 1 and the truncated ratio."""
 
 import pytest
 import torch

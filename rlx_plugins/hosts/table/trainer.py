@@ -11,10 +11,11 @@ from torch import Tensor
 from ...core.batch import RolloutBatch, pack
 from ...core.config import Parts, build
 from ...core.context import Context
+from ...core.errors import ConfigError
 from ...core.objective import policy_loss
 from ...core.preparation import Prepared, prepare
 from ...core.rollout import drive, rollout_program
-from .host import TableHost
+from .host import PROFILE, TableHost
 from .policy import entropy
 
 
@@ -48,6 +49,10 @@ class TableTrainer:
     ):
         self.host = host or TableHost(seed=seed)
         self.parts: Parts = build(config or {}, self.host.profile)
+        for part in (*self.parts["drafter"], *self.parts["quant"]):
+            raise ConfigError(
+                f"{part.kind} {part.name}: the table host has no network; {PROFILE.remedy('engine_patch')}"
+            )
         self.groups, self.group_size, self.max_tokens = groups, group_size, max_tokens
         self.total_steps, self.micro_batches, self.epochs = total_steps, micro_batches, epochs
         self.sync_every, self.seed = sync_every, seed

@@ -12,6 +12,7 @@ from ...core.config import Parts
 from ...core.context import Context
 from ...core.errors import DataError
 from ...core.kinds import Sampler
+from ...core.params import param
 from ...core.registry import create
 from ...core.rollout import drive, rollout_program
 from ...core.trajectory import Group, Rollout
@@ -74,6 +75,82 @@ class _RoundsOver(Exception):
     """The script has no further round."""
 
 
+class _Script:
+    """The rounds of pilot_commit's function form, and what came of each."""
+
+    def __init__(self, rounds: Any):
+        self.rounds = iter(rounds)
+        self.names = {str(p): p for r in rounds for p in r["prompts"]}
+        self.solved: dict[str, int] = {}
+        self.log: list[dict[str, Any]] = []
+        self.pilots_from: int | None = None
+
+    def open(self, part: PilotCommit, committed: list[Group], ctx: Context) -> None:
+        current = next(self.rounds, None)
+        if current is None:
+            raise _RoundsOver
+        self.solved = dict(zip(map(str, current["prompts"]), current["successes"]))
+        self.pilots_from = len(ctx.started)
+        entries = [g.extras[PILOTS] for g in committed]
+        kept = [[p["reward"] for p in part.kept_pilots(e)] for e in entries]
+        self.log.append(
+            {
+                "committed": self.prompts(entries),
+                "lag": [ctx.step - e["step"] for e in entries],
+                "pilot_kept": [[row.count(1.0), row.count(0.0)] for row in kept],
+            }
+        )
+
+    def close(self, part: PilotCommit, ctx: Context, flushed: list[Any], trained: dict[str, Any] | None) -> None:
+        if self.pilots_from is None:
+            return
+        pilots, self.pilots_from = ctx.started[self.pilots_from :], None
+        verdicts = [(g.prompt_key, part.verdict(part.success_rate(g.rollouts) or 0.0)) for g in pilots]
+        for verdict in ("passed", "too_easy", "too_hard"):
+            self.log[-1][verdict] = [self.names[key] for key, v in verdicts if v == verdict]
+        self.log[-1] |= {
+            "buffer": self.prompts(part.buffer),
+            "flushed": flushed,
+            "rollouts": sum(len(g.rollouts) for g in pilots) + len(self.log[-1]["committed"]) * part.n_commit,
+            "trained": trained,
+        }
+
+    def reward(self, r: Rollout) -> float:
+        """The first rollouts of a prompt solve it."""
+        return float(r.slot < self.solved.get(r.prompt_key, 0))
+
+    def prompts(self, entries: list[dict[str, Any]]) -> list[Any]:
+        return [self.names[e["prompt_key"]] for e in entries]
+
+
+@dataclass
+class _WatchedPilots(PilotCommit):
+    """The allocator; the script is told when a round begins and what the end of a step flushes."""
+
+    def intake(self, need: int, ctx: Context) -> tuple[list[Group], int]:
+        self.script.close(self, ctx, [], None)
+        groups, n = super().intake(need, ctx)
+        self.script.open(self, groups, ctx)
+        return groups, n
+
+    def observe(self, groups: list[Group], ctx: Context) -> None:
+        before = self.buffer
+        super().observe(groups, ctx)
+        self.flushed = self.script.prompts([e for e in before if all(e is not b for b in self.buffer)])
+
+
+@dataclass
+class _ScriptedPrompts(Sampler):
+    """The prompts of the script's current round."""
+
+    kind, name = "sampler", "scripted"
+
+    script: Any = param()
+
+    def draw(self, n: int, ctx: Context) -> list[str]:
+        return list(self.script.solved)
+
+
 def pilot_commit(
     rounds,
     n_pilot=8,
@@ -88,64 +165,11 @@ def pilot_commit(
     max_rounds=10,
     max_age=None,
 ) -> Result:
-    names = {str(p): p for r in rounds for p in r["prompts"]}
-    prompts: dict[str, list[int]] = {key: [] for key in names}
-    # An epoch is as many prompts as the data set has; the function form knows no epochs.
-    prompts |= {f"never drawn {i}": [] for i in range(sum(len(r["prompts"]) for r in rounds) + 1)}
-    script = iter(rounds)
-    log: list[dict[str, Any]] = []
-    solved: dict[str, int] = {}
-
-    @dataclass
-    class Watched(PilotCommit):
-        """The allocator, noting at the beginning of each round what the one before has done."""
-
-        def intake(self, need: int, ctx: Context) -> tuple[list[Group], int]:
-            finish_round(self, ctx)
-            groups, n = super().intake(need, ctx)
-            current = next(script, None)
-            if current is None:
-                raise _RoundsOver
-            solved.clear()
-            solved.update(zip(map(str, current["prompts"]), current["successes"]))
-            self.open = True
-            self.first = len(ctx.started)
-            entries = [g.extras[PILOTS] for g in groups]
-            log.append(
-                {
-                    "committed": [names[e["prompt_key"]] for e in entries],
-                    "lag": [ctx.step - e["step"] for e in entries],
-                    "pilot_kept": [_right_and_wrong(self._kept_pilots(e["pilots"])) for e in entries],
-                }
-            )
-            return groups, n
-
-    @dataclass
-    class Scripted(Sampler):
-        def draw(self, n: int, ctx: Context) -> list[str]:
-            return list(solved)
-
-    Watched.kind, Watched.name, Scripted.kind, Scripted.name = "allocator", "pilot_commit", "sampler", "scripted"
-
-    def finish_round(part: Any, ctx: Context, flushed: list[Any] | None = None, trained: Any = None) -> None:
-        if not part.open:
-            return
-        part.open = False
-        pilots = ctx.started[part.first :]
-        rates = {g.prompt_key: part.success_rate(g.rollouts) for g in pilots}
-        verdicts = {key: part.verdict(rate) for key, rate in rates.items()}
-        log[-1] |= {name: [names[k] for k, v in verdicts.items() if v == name] for name in ("passed", "too_easy", "too_hard")}
-        log[-1] |= {
-            "buffer": [names[e["prompt_key"]] for e in part.buffer],
-            "flushed": flushed or [],
-            "rollouts": sum(len(g.rollouts) for g in pilots) + len(log[-1]["committed"]) * part.n_commit,
-            "trained": trained,
-        }
-
-    def reward(r: Rollout) -> float:
-        return float(r.group.count("/commit") == 0 and r.slot < solved[r.prompt_key])
-
-    part = Watched(
+    script = _Script(rounds)
+    # An epoch is as many prompts as the data set has, and the function form knows no epochs.
+    unused = sum(len(r["prompts"]) for r in rounds) + 1
+    prompts: dict[str, list[int]] = {key: [] for key in [*script.names, *(f"unused {i}" for i in range(unused))]}
+    part = _WatchedPilots(
         n_pilot=n_pilot,
         n_commit=n_commit,
         n_effective=n_effective,
@@ -156,14 +180,13 @@ def pilot_commit(
         max_age=max_off_steps if max_age is None else max_age,
         max_rounds=max_rounds or 0,
     )
-    part.open = False
+    part.script = script
+    parts = Parts({"allocator": [part], "sampler": [_ScriptedPrompts(script)]})
     status, step = "running", 0
-    while True:
+    while status == "running":
         ctx = Context(step, step + 1, train_bsz, n_pilot, 1, prompts)
-        waiting: list[Any] = []
         try:
-            program = rollout_program(Parts({"allocator": [part], "sampler": [Scripted()]}), ctx)
-            ready = drive(program, ScriptedExecutor(reward))
+            ready = drive(rollout_program(parts, ctx), ScriptedExecutor(script.reward))
         except _RoundsOver:
             break
         except DataError:
@@ -171,19 +194,14 @@ def pilot_commit(
             break
         step += 1
         size = (n_pilot if n_effective is None else n_effective) + n_commit
-        trained = {"step": step, "prompts": [names[g.prompt_key] for g in ready], "group_size": size}
-        finish_round(part, ctx, waiting, trained)
+        trained = {"step": step, "prompts": [script.names[g.prompt_key] for g in ready], "group_size": size}
+        script.close(part, ctx, part.flushed, trained)
     return {
-        "log": log,
-        "excluded": sorted(names[key] for key in part.excluded + part.excluded_next),
+        "log": script.log,
+        "excluded": sorted(script.names[key] for key in part.excluded + part.excluded_next),
         "status": status,
         "steps_done": step,
     }
-
-
-def _right_and_wrong(pilots: list[dict[str, Any]]) -> list[int]:
-    right = sum(p["reward"] == 1 for p in pilots)
-    return [right, len(pilots) - right]
 
 
 FORMS = {"pilot_commit": pilot_commit, "vigor": vigor}

@@ -1,0 +1,166 @@
+"""Function forms of the hints: the rollout program on a scripted executor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...core.batch import pack
+from ...core.config import Parts
+from ...core.context import Context
+from ...core.kinds import Allocator
+from ...core.params import param
+from ...core.preparation import prepare
+from ...core.registry import create
+from ...core.rollout import drive, rollout_program
+from ...core.trajectory import Group, Rollout
+from ...hints.guide import GUIDED
+from ..scripted import ScriptedExecutor
+from .building import tensor
+
+Result = dict[str, Any]
+
+
+def adaprefix(
+    solution_len,
+    observations,
+    total_steps,
+    target=0.5,
+    interval=10,
+    ema=0.5,
+    gain_global=0.25,
+    gain_local=0.25,
+    f_init=0.5,
+    f_max=0.9,
+    withdraw_start=0.7,
+    withdraw_end=0.9,
+    decay=None,
+    initial_share=None,
+    max_share=None,
+) -> Result:
+    part = create(
+        "hint",
+        "adaprefix",
+        target=target,
+        interval=interval,
+        decay=1 - ema if decay is None else decay,
+        gain_global=gain_global,
+        gain_local=gain_local,
+        initial_share=f_init if initial_share is None else initial_share,
+        max_share=f_max if max_share is None else max_share,
+        withdraw_start=withdraw_start,
+        withdraw_end=withdraw_end,
+    )
+    keys = [str(i) for i in range(len(solution_len))]
+    solutions = {key: {"solution": [2] * int(n)} for key, n in zip(keys, solution_len)}
+    longest = 2 + max(map(int, solution_len), default=0)
+    out: Result = {"fraction": [], "prefix_len": [], "envelope": []}
+    for step in range(int(total_steps)):
+        seen = observations[step] if step < len(observations) else None
+        rates = {str(key): rate for key, rate in (seen or {}).items()}
+        ctx = Context(
+            step, int(total_steps), len(keys), 2, longest, {key: [] for key in keys}, keys, columns=solutions.__getitem__
+        )
+        out["fraction"].append([part.share(key, ctx) for key in keys])
+        out["envelope"].append(part.envelope(ctx))
+        ready = drive(rollout_program(Parts({"hint": [part]}), ctx), ScriptedExecutor(_with_rate(rates)))
+        prefix = {g.prompt_key: sum(len(s.tokens) for s in g.rollouts[0].segments if not s.from_model) for g in ready}
+        out["prefix_len"].append([prefix[key] for key in keys])
+    return out | {
+        "level": part.level,
+        "offset": [part.offset.get(key, 0.0) for key in keys],
+        "success_ema": [part.success.get(key) for key in keys],
+    }
+
+
+def _with_rate(rates: dict[str, float | None]) -> Any:
+    """Rewards of two rollouts whose propensity-weighted success rate is the one given; NaN where there is none."""
+
+    def reward(r: Rollout) -> float:
+        rate = rates.get(r.prompt_key)
+        if rate is None or math.isnan(rate):
+            return math.nan
+        weight = rate if r.slot == 0 else 1 - rate
+        r.propensity = 1 / weight if weight > 0 else math.inf
+        return float(r.slot == 0)
+
+    return reward
+
+
+@dataclass
+class _GivenSizes(Allocator):
+    """As many rollouts as rewards are given for the group."""
+
+    kind, name = "allocator", "given_sizes"
+
+    sizes: dict[str, int] = param()
+
+    def more(self, idle: list[Group], ctx: Context) -> list[Rollout]:
+        return [r for g in idle if not g.rollouts for r in g.start(self.sizes[g.prompt_key])]
+
+
+def guide(
+    rewards,
+    group,
+    k_guided,
+    has_hint,
+    success=0.0,
+    mode="append",
+    guided_rewards=None,
+    std=True,
+    eps=1e-6,
+    success_threshold=None,
+) -> Result:
+    threshold = success if success_threshold is None else success_threshold
+    part = create("hint", "guide", k_guided=k_guided, success_threshold=threshold, mode=mode)
+    credit = create("advantage", "grpo", scale="group" if std else "none", eps=eps)
+    plain: dict[str, list[float]] = {}
+    place: dict[tuple[str, int], int] = {}
+    for row, (g, reward) in enumerate(zip(group, tensor(rewards).tolist())):
+        place[str(g), len(plain.setdefault(str(g), []))] = row
+        plain[str(g)].append(reward)
+    hinted = {str(g): tensor(given).tolist() for g, given in (guided_rewards or {}).items() if given is not None}
+    keys = sorted(plain, key=float)
+    hints = {str(g): {"hint": [2] if has else []} for g, has in has_hint.items()}
+
+    def reward(r: Rollout) -> float | None:
+        if r.tag != GUIDED:
+            return plain[r.prompt_key][r.slot]
+        at = r.slot - len(plain[r.prompt_key])
+        given = hinted.get(r.prompt_key, [])
+        return given[at] if at < len(given) else None
+
+    ctx = Context(
+        0, 1, len(keys), 1, 1, {key: [] for key in keys}, keys, columns=lambda key: hints.get(key, {"hint": []})
+    )
+    allocator = _GivenSizes({key: len(given) for key, given in plain.items()})
+    ready = drive(rollout_program(Parts({"allocator": [allocator], "hint": [part]}), ctx), ScriptedExecutor(reward))
+    triggered = [g for g in ctx.started if any(r.tag == GUIDED for r in g.rollouts)]
+    unguided, guided = torch.zeros(len(rewards), dtype=torch.float64), {g.prompt_key: [] for g in triggered}
+    for rollout, advantage in _advantages(credit, ready):
+        if rollout.tag == GUIDED:
+            guided[rollout.prompt_key].append(advantage)
+        else:
+            unguided[place[rollout.prompt_key, rollout.slot]] = advantage
+    return {
+        "need_guidance": [int(g.prompt_key) for g in triggered],
+        "extra_rollouts": sum(r.tag == GUIDED for g in triggered for r in g.rollouts),
+        "adv_unguided": unguided,
+        "adv_guided": {key: row for key, row in guided.items() if row},
+    }
+
+
+def _advantages(credit: Any, groups: list[Group]) -> list[tuple[Rollout, float]]:
+    """The advantage of every row that is trained on, through the batch phase."""
+    batch = pack(groups, dtype=torch.float64)
+    if bool(torch.isnan(batch.rewards).all()):
+        return []
+    parts = Parts({"advantage": [credit], "aggregate": [create("aggregate", "token_mean")]})
+    out = prepare(parts, batch).batch
+    return list(zip(out.rollout, out.advantages[:, 0].tolist()))
+
+
+FORMS = {"adaprefix": adaprefix, "guide": guide}
