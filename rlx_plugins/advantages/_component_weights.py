@@ -39,6 +39,6 @@ def component_weights(batch: RolloutBatch, weights: Weights, label: str, equal: 
 
 
 def scorable_components(batch: RolloutBatch) -> Tensor:
-    """[B,K] float32 or better: the reward components, NaN in every entry of a row that could not be scored."""
+    """[B,K] float32 or better: the reward components, NaN in every entry of a row whose reward is NaN (unscorable)."""
     components = wide(batch.reward_components)
-    return torch.where(torch.isfinite(batch.rewards)[:, None], components, torch.full_like(components, torch.nan))
+    return torch.where(torch.isnan(batch.rewards)[:, None], torch.full_like(components, torch.nan), components)

@@ -33,9 +33,10 @@ class AVSPO(Advantage):
     (NaN reward), which enter no statistic; `virtual_samples` [B], the K of each row's group; collapse_rate (ACR) and
     collapse_threshold (tau), numbers. State: tau and J of the step before, updated by every call.
 
-    Reconstructed: tau moves before it is compared, and not at the first step. A group of one counts as collapsed, as
-    published. Where no group is padded, a collapsed one has advantage exactly 0 even if its rewards differ by less than
-    `collapse_std`. A batch without a scorable row leaves the state alone.
+    Reconstructed: tau moves before it is compared, and not at the first step; it is kept in [0, 1], which the rule
+    alone would leave when J falls again and again. A group of one counts as collapsed, as published. Where no group is
+    padded, a collapsed one has advantage exactly 0 even if its rewards differ by less than `collapse_std`. A batch
+    without a scorable row leaves the state alone.
     """
 
     paper = "Adaptive Virtual Sample Policy Optimization (advantage collapse rate), arXiv 2605.21125"
@@ -83,6 +84,7 @@ class AVSPO(Advantage):
             if self.previous_mean is not None:
                 sign = (mean > self.previous_mean) - (mean < self.previous_mean)
                 threshold += self.threshold_rate * sign * (rate - threshold)
+                threshold = min(max(threshold, 0.0), 1.0)
             self.threshold, self.previous_mean = threshold, mean
         return threshold
 

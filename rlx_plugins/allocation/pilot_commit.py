@@ -1,4 +1,4 @@
-"""Pilot-Commit: pilot rollouts screen prompts, the rest of the budget goes to those with an informative success rate."""
+"""Pilot-Commit: pilot rollouts screen prompts; the rest of the budget goes to those that are neither easy nor hard."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class PilotCommit(Allocator):
     first). Prompts wait at most `max_age` steps, and not beyond the end of an epoch. Those with a pilot success rate of
     at least `exclude` are left out from the next epoch on.
 
-    New prompts are those the sampler draws or the host's data loader offers; an epoch is over when as many prompts were
-    started as the dataset has. Success rates are means of rewards scaled to [0, 1] from [reward_low, reward_high]; NaN
-    rewards are left out, and a prompt without a scorable pilot is dropped.
+    New prompts are those the sampler draws or the host's data loader offers; an epoch is over at the first step before
+    which as many prompts were started as the dataset has. Success rates are means of rewards scaled to [0, 1] from
+    [reward_low, reward_high]; NaN rewards are left out, and a prompt without a scorable pilot is dropped.
 
     Kept pilots of an earlier step carry the engine's log-probabilities of then as `logp_behavior`: train with
     `ratio.denominator: logp_behavior`. They are never shown to `observe` twice.
 
-    Deviations from the release, as its description has it: pilots are down-sampled and prompts ordered even when the
-    buffer holds no more prompts than needed; within a side the earlier rollouts are kept, not random ones. Exact ties of
-    the variance are resolved by recency, free of rounding. A group left with fewer than two rollouts is dropped.
+    Deviations from the release: pilots are down-sampled and prompts ordered even when the buffer holds no more prompts
+    than needed; within a side the earlier rollouts are kept, not random ones; equal variances are told apart by age,
+    free of rounding; a group left with fewer than two rollouts is dropped and another takes its place.
     """
 
     paper = "Pilot-Commit, arXiv 2605.26606"
@@ -55,9 +55,13 @@ class PilotCommit(Allocator):
     n_effective: int | None = param(None, ge=0, doc="pilots kept for training; None: all; 0: commits only")
     lower: float = param(0.125, ge=0, le=1, doc="least pilot success rate that passes; the paper's runs")
     upper: float = param(0.25, ge=0, le=1, doc="1 - upper is the largest that passes; the paper's runs")
-    exclude: float | None = param(1.0, gt=0, le=1, doc="pilot success rate from which a prompt is done with; None: never")
+    exclude: float | None = param(
+        1.0, gt=0, le=1, doc="pilot success rate from which a prompt is done with; None: never"
+    )
     candidates: float = param(3.0, gt=0, doc="new prompts per round, in groups of the step; the release's 3")
-    order: Literal["max_variance", "random", "recent", "fifo"] = param("max_variance", doc="who leaves the buffer first")
+    order: Literal["max_variance", "random", "recent", "fifo"] = param(
+        "max_variance", doc="who leaves the buffer first"
+    )
     max_age: int = param(4, ge=0, doc="steps a prompt may wait; the release's 4")
     max_rounds: int = param(10, ge=0, doc="rounds per step after which it is an error; 0: unbounded")
     capacity: int | None = param(None, ge=1, doc="prompts in the buffer, newest kept; None: bounded by age alone")
@@ -145,6 +149,8 @@ class PilotCommit(Allocator):
     def _begin_round(self, ctx: Context) -> None:
         if ctx.step != self.step:
             self.step, self.rounds = ctx.step, 0
+            if self.started >= len(ctx.prompts):
+                self._turn_epoch(len(ctx.prompts))
         if self.max_rounds and self.rounds >= self.max_rounds:
             raise DataError(
                 f"allocator pilot_commit: step {ctx.step} has not got its {ctx.groups} groups in {self.rounds} rounds;"
@@ -152,10 +158,11 @@ class PilotCommit(Allocator):
                 " or raise allocator.candidates or allocator.max_rounds)"
             )
         self.rounds += 1
-        if self.started >= len(ctx.prompts):
-            self.started -= len(ctx.prompts)
-            self.buffer = []
-            self.excluded, self.excluded_next = self.excluded + self.excluded_next, []
+
+    def _turn_epoch(self, prompts: int) -> None:
+        self.started %= prompts
+        self.buffer = []
+        self.excluded, self.excluded_next = self.excluded + self.excluded_next, []
 
     def _choose(self, need: int, ctx: Context) -> list[dict[str, Any]]:
         """The entries of the buffer that get the free places."""

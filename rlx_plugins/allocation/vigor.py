@@ -67,10 +67,12 @@ class Vigor(Allocator):
 
     def _wave(self, round_: int, ctx: Context) -> int:
         """New rollouts of the next active prompt."""
-        size = math.floor(self.first_wave * self.growth**round_)
+        size = float(self.first_wave)
+        for _ in range(round_):
+            size *= self.growth
         if self.total_rollouts is None:
-            return size
-        return min(size, max(0, self.total_rollouts - sum(len(g.rollouts) for g in ctx.started)))
+            return math.floor(size)
+        return min(math.floor(size), max(0, self.total_rollouts - sum(len(g.rollouts) for g in ctx.started)))
 
     def planned_per_prompt(self) -> float:
         """Rollouts per prompt if the shares of the rounds are whole numbers: m_0 * sum_t (alpha gamma)^t."""

@@ -42,7 +42,7 @@ class GMPO(Clip):
         return frozenset({self.denominator})
 
     def __call__(self, terms: PolicyTerms) -> Any:
-        mask, adv = terms.mask, masked(terms.advantages, terms.mask)
+        mask, adv = terms.mask, terms.advantages
         sign = adv.sign()
         d = masked(terms.log_ratio(self.denominator), sign != 0)
         clipped = d.clamp(-self.log_eps_low, self.log_eps_high)

@@ -14,8 +14,8 @@ from ..core.terms import PolicyTerms, clip_fraction, clipped_surrogate
 @register("clip", "ppo")
 @dataclass
 class PPO(Clip):
-    """The pessimistic minimum of the plain and the clipped surrogate: a token stops pushing once its ratio
-    has left the range.
+    """The pessimistic minimum of the plain and the clipped surrogate: a token stops pushing once
+    its ratio has left the range.
 
     L = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)); for A < 0 with a dual clip c additionally L <= -A c.
 

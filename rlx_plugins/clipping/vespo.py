@@ -31,7 +31,10 @@ class VESPO(Clip):
     multiplying the loss: that is `denominator="logp_rollout"` without a correction. TRL's `loss_type="vespo"`.
     """
 
-    paper = "VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training, arXiv 2602.10693"
+    paper = (
+        "VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training,"
+        " arXiv 2602.10693"
+    )
     fixes = {"ratio": None}
     needs_full_rows = True
 

@@ -28,8 +28,9 @@ class AdaPrefix(Hint):
     Every `interval` steps, over the prompts seen since, with e_i = target - (moving average of the success rate of i):
     level += gain_global * mean e;  offset_i += gain_local * (e_i - mean e).
 
-    Prefix tokens are a "hint" segment: outside response_mask, in `hint_mask`. Success is the groups' propensity-weighted
-    rate of rewards above `success_threshold`; several groups of a prompt in one step count as one, with their mean rate.
+    Prefix tokens are a "hint" segment: outside response_mask, in `hint_mask`. Success is the groups' rate of rewards
+    above `success_threshold`, weighted by 1/propensity; several groups of a prompt in one step count as one, with their
+    mean rate.
 
     Reconstructed where the paper's text was not at hand: gains, bounds, and the linear fading. Deviation: a prefix
     leaves at least one of the response's max_tokens to the model.
@@ -75,20 +76,25 @@ class AdaPrefix(Hint):
                 r.segments.append(Segment(solution[:n], "hint"))
 
     def observe(self, groups: list[Group], ctx: Context) -> None:
-        rates = defaultdict(list)
-        for g in groups:
-            rate = g.success_rate(self.success_threshold)
-            if rate is not None:
-                rates[g.prompt_key].append(rate)
-        for key, seen in rates.items():
-            rate = sum(seen) / len(seen)
-            self.success[key] = self.decay * self.success.get(key, rate) + (1 - self.decay) * rate
+        rates = self.success_rates(groups)
+        for key, rate in rates.items():
+            seen = key in self.success
+            self.success[key] = self.decay * self.success[key] + (1 - self.decay) * rate if seen else rate
         self.touched = list(dict.fromkeys([*self.touched, *rates]))
         if (ctx.step + 1) % self.interval == 0:
             if self.touched and self.envelope(ctx) == 1:
                 self._adapt()
             self.touched = []
         ctx.log("hint/adaprefix_level", self.level)
+
+    def success_rates(self, groups: list[Group]) -> dict[str, float]:
+        """Success rate of every prompt with a scorable rollout."""
+        rates = defaultdict(list)
+        for g in groups:
+            rate = g.success_rate(self.success_threshold)
+            if rate is not None:
+                rates[g.prompt_key].append(rate)
+        return {key: sum(seen) / len(seen) for key, seen in rates.items()}
 
     def envelope(self, ctx: Context) -> float:
         """1 until help is faded out, then down to 0."""

@@ -76,27 +76,31 @@ class Arrol(Pruner):
 
     def look(self, groups: list[Group], ctx: Context) -> Steps:
         waves = [(g, running) for g in groups if (running := self._running(g))]
-        hidden = yield Forward([r for _, running in waves for r in running], "hidden") if waves else None
-        scores = self._scores(hidden, ctx) if waves else []
-        at, pruned = 0, 0
+        if not waves:
+            return
+        hidden = yield Forward([r for _, running in waves for r in running], "hidden")
+        looks = iter(zip(self._scores(hidden, ctx), hidden))
+        pruned = ctx.metrics.get("pruner/arrol_pruned", 0)
         for g, running in waves:
-            z = scores[at : at + len(running)]
-            states = hidden[at : at + len(running)]
-            at += len(running)
-            wave = g.wave()
-            finished = [r for r in wave if r.state == "finished"]
-            correct = sum(self._success(r) for r in finished)
-            u = ctx.uniform("arrol/keep", g.id, wave[0].wave)
-            choice = self.choose(z, len(wave), len(finished), correct, u, prune=ctx.step >= self.warmup)
-            pruned += choice.keep.count(False)
-            for r, h, score, s, keep in zip(running, states, z, choice.keep_prob, choice.keep):
-                r.extras["arrol_score"] = score
-                r.extras["arrol"] = {"hidden": torch.as_tensor(h).detach().float().cpu(), "propensity": s}
-                if keep:
-                    r.propensity *= s
-                else:
-                    r.state = "pruned"
-        ctx.log("pruner/arrol_pruned", ctx.metrics.get("pruner/arrol_pruned", 0) + pruned)
+            pruned += self._prune(g, running, [next(looks) for _ in running], ctx)
+        ctx.log("pruner/arrol_pruned", pruned)
+
+    def _prune(self, group: Group, running: list[Rollout], looks: list[tuple[float, Any]], ctx: Context) -> int:
+        """Carry out the choice for a wave; returns how many were pruned. `looks`: score and hidden state of each."""
+        wave = group.wave()
+        finished = [r for r in wave if r.state == "finished"]
+        correct = sum(self._success(r) for r in finished)
+        u = ctx.uniform("arrol/keep", group.id, wave[0].wave)
+        scores = [score for score, _ in looks]
+        choice = self.choose(scores, len(wave), len(finished), correct, u, prune=ctx.step >= self.warmup)
+        for r, (score, hidden), s, keep in zip(running, looks, choice.keep_prob, choice.keep):
+            r.extras["arrol_score"] = score
+            r.extras["arrol"] = {"hidden": torch.as_tensor(hidden).detach().float().cpu(), "propensity": s}
+            if keep:
+                r.propensity *= s
+            else:
+                r.state = "pruned"
+        return choice.keep.count(False)
 
     def choose(
         self, scores: Sequence[float], members: int, finished: int, correct: float, u: float, prune: bool = True
@@ -133,12 +137,11 @@ class Arrol(Pruner):
         return [known.get(i, unknown) for i in range(len(scores))]
 
     def observe(self, groups: list[Group], ctx: Context) -> None:
-        seen = [(r, look) for g in groups for r in g.rollouts if (look := r.extras.pop("arrol", None)) is not None]
-        kept = [(r, look) for r, look in seen if r.scorable and look["propensity"] > 0]
+        looked = [(r, look) for g in groups for r in g.rollouts if (look := r.extras.pop("arrol", None)) is not None]
         positive, negative = ([self.decay * n for n in counts] for counts in self._counts())
         scored = []
-        for r, look in kept:
-            if (b := self._bin(r.extras["arrol_score"])) is not None:
+        for r, look in looked:
+            if r.scorable and (b := self._bin(r.extras["arrol_score"])) is not None:
                 (positive if self._success(r) else negative)[b] += 1 / look["propensity"]
                 scored.append((look["hidden"], self._success(r), 1 / look["propensity"]))
         self.positive, self.negative = positive, negative

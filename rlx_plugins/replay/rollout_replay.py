@@ -113,5 +113,3 @@ class RolloutReplay(Replay):
 
 def _lacks_logp(rollout: dict[str, Any]) -> bool:
     return any(s["logp"] is None and s["source"] in ("policy", "reused") for s in rollout["segments"])
-
-

@@ -26,7 +26,7 @@ class InOrder(Sampler):
 
     def draw(self, n: int, ctx: Context) -> list[str]:
         keys = list(ctx.prompts)
-        if not self.repeat:
+        if not keys or not self.repeat:
             n = min(n, len(keys) - self.taken)
         drawn = [keys[(self.taken + i) % len(keys)] for i in range(n)]
         self.taken += len(drawn)

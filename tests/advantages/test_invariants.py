@@ -1,13 +1,14 @@
 """What every estimator keeps to, and the properties the papers state, on ragged groups in any order."""
 
 import math
+import random
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlx_plugins import RolloutBatch, create
+from rlx_plugins import ConfigError, HostProfile, RolloutBatch, build, create
 
 EVERY = [
     ("grpo", {}),
@@ -72,7 +73,7 @@ def same(got, want, atol=1e-9):
 
 
 @every
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(rows=ROWS)
 def test_masked_tokens_and_unscorable_rows_have_advantage_zero_and_nothing_is_nan(name, params, rows):
     batch = batch_of(rows)
@@ -83,16 +84,16 @@ def test_masked_tokens_and_unscorable_rows_have_advantage_zero_and_nothing_is_na
 
 
 @every
-@settings(max_examples=25, deadline=None)
-@given(rows=ROWS, random=st.randoms(use_true_random=False))
-def test_permuting_the_rows_permutes_the_advantages(name, params, rows, random):
-    order = torch.tensor(random.sample(range(len(rows)), len(rows)))
+@settings(max_examples=10, deadline=None)
+@given(rows=ROWS, shuffle=st.randoms(use_true_random=False))
+def test_permuting_the_rows_permutes_the_advantages(name, params, rows, shuffle):
+    order = torch.tensor(shuffle.sample(range(len(rows)), len(rows)))
     batch = batch_of(rows)
     same(advantages(name, params, batch.rows(order)), advantages(name, params, batch)[order])
 
 
 @every
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(rows=ROWS)
 def test_an_unscorable_row_counts_nowhere(name, params, rows):
     batch = batch_of(rows)
@@ -101,7 +102,7 @@ def test_an_unscorable_row_counts_nowhere(name, params, rows):
 
 
 @every
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(rows=ROWS)
 def test_padding_and_garbage_under_the_mask_change_nothing(name, params, rows):
     batch = batch_of(rows)
@@ -119,19 +120,22 @@ def test_padding_and_garbage_under_the_mask_change_nothing(name, params, rows):
 
 
 @every
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-5)])
-@settings(max_examples=25, deadline=None)
-@given(rows=ROWS)
-def test_rewards_of_any_precision_are_computed_in_float32_or_better(name, params, dtype, atol, rows):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rewards_of_any_precision_are_computed_in_float32_or_better(name, params, dtype):
+    draw = random.Random(3)
+    rows = [
+        (k // 6, draw.randint(-8, 8) / 8, draw.random() < 0.6, draw.randint(-8, 8) / 8, draw.randint(0, 5))
+        for k in range(48)
+    ]
     low = batch_of(rows, dtype)
     low = low.with_columns(**{c: low[c].to(torch.float32) for c in ("logp_old", "logp_ref")})
-    got, want = advantages(name, params, low), advantages(name, params, batch_of(rows))
+    got = advantages(name, params, low)
     assert got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=20 * atol)
+    same(got.double(), advantages(name, params, batch_of(rows)), atol=2e-5)
 
 
 @of_the_group
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(rows=ROWS)
 def test_the_advantages_of_a_group_depend_on_its_own_rows_only(name, params, rows):
     batch = batch_of(rows)
@@ -142,7 +146,7 @@ def test_the_advantages_of_a_group_depend_on_its_own_rows_only(name, params, row
 
 
 @of_the_group
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(reward=st.floats(-100, 100, width=32), n=st.integers(1, 30))
 def test_a_group_whose_rewards_are_all_equal_has_advantages_of_exactly_zero(name, params, reward, n):
     rewards = torch.full((n,), reward)
@@ -248,6 +252,13 @@ def test_an_infinite_reward_is_unscorable_even_where_rewards_are_clipped():
     assert of_rewards("rloo", [math.inf, 1.0, 0.0], reward_clip=(0.0, 1.0)).tolist() == [0, 1, -1]
 
 
+def test_the_kl_in_rloos_reward_needs_the_reference_log_probs_and_only_then():
+    host = HostProfile("table", signals=frozenset({"logp_old"}))
+    build({"advantage": "rloo"}, host)
+    with pytest.raises(ConfigError, match="advantage rloo needs the signal 'logp_ref'"):
+        build({"advantage": {"name": "rloo", "kl_coef": 0.05}}, host)
+
+
 # ---- reinforce_pp ----------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +305,8 @@ def test_whitened_tokens_have_mean_zero_and_unit_variance(rows, params):
 
 def test_a_constant_added_to_all_rewards_cancels_in_reinforce_pp():
     rewards, lengths = torch.tensor([1.0, 0.0, 0.5]), [2, 3, 1]
-    same(of_rewards("reinforce_pp", rewards + 7, lengths=lengths), of_rewards("reinforce_pp", rewards, lengths=lengths))
+    want = of_rewards("reinforce_pp", rewards, lengths=lengths)
+    same(of_rewards("reinforce_pp", rewards + 7, lengths=lengths), want, atol=1e-6)  # verl's mean divides by N + 1e-8
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.5])
@@ -348,7 +360,7 @@ def densest_center(values, share, center):
     return float(middle if center == "median" else window.mean())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.one_of(EIGHTHS, st.floats(-3, 3), st.none())), min_size=1, max_size=24),
     st.sampled_from([0.1, 0.25, 0.5, 0.55, 0.8, 1.0]),

@@ -285,6 +285,28 @@ def test_vespo_weighs_a_row_by_its_whole_likelihood_ratio():
     assert grad.tolist() == pytest.approx([-phi[0], phi[1]])
 
 
+def test_vespo_bounds_the_log_ratio_of_a_token_before_the_sum_and_that_of_the_row_below():
+    loss, _ = token_loss(create("clip", "vespo"), [25.0, -23.0], [1.0, 1.0])
+    assert loss.tolist() == pytest.approx([1.0, 1.0]), "20 - 20, not 25 - 23"
+    loss, _ = token_loss(create("clip", "vespo", k_pos=0.1), [-15.0, -15.0], [1.0, 1.0])
+    assert loss.tolist() == pytest.approx([math.exp(3 + 0.1 * math.log(1e-8) - 3e-8)] * 2)
+
+
+def test_tokens_unknown_to_the_engine_are_no_evidence_that_the_policy_has_left():
+    """mean(logp_rollout - logp_old) is 0.6 over the two known tokens, and 0.4 over the row's three."""
+    columns = {
+        "response_mask": torch.ones(1, 3).bool(),
+        "group": torch.zeros(1),
+        "rewards": torch.zeros(1),
+        "advantages": -torch.ones(1, 3),
+        "logp_old": -torch.ones(1, 3),
+        "logp_rollout": torch.tensor([[-0.4, NAN, -0.4]]),
+    }
+    batch = RolloutBatch(columns)
+    assert create("correction", "opsm", threshold=0.5)(batch)["weight"].tolist() == [[1.0] * 3]
+    assert create("correction", "opsm", threshold=0.3)(batch)["weight"].tolist() == [[0.0] * 3]
+
+
 # ---- configuration ---------------------------------------------------------------------------------------------------
 
 
@@ -361,3 +383,33 @@ def test_the_off_policy_mask_drops_a_bad_row_the_policy_has_left():
 def test_a_loss_the_host_does_not_have_is_refused_with_those_it_has():
     with pytest.raises(rlx.ConfigError, match="host trl has grpo, .*got 'gspo'"):
         evaluate("clip", "baselines", ROWS, {"host": "trl", "loss": "gspo"})
+
+
+def test_the_upper_bound_of_trl_follows_its_lower_one_unless_given():
+    """The ratio of the first token is exp(0.4) = 1.49."""
+    follows = evaluate("clip", "baselines", ROWS, {"host": "trl", "loss": "grpo", "low": 0.3})
+    given = evaluate("clip", "baselines", ROWS, {"host": "trl", "loss": "grpo", "low": 0.3, "high": 0.1})
+    assert float(follows["per_token_loss"][0, 0]) == pytest.approx(-1.3)
+    assert float(given["per_token_loss"][0, 0]) == pytest.approx(-1.1)
+
+
+def test_dapo_divides_by_the_number_of_items_and_dr_grpo_by_the_longest_completion():
+    plain = evaluate("clip", "baselines", ROWS, {"host": "trl", "loss": "dapo"})
+    assert plain["per_token_loss"].sum() / 4 == pytest.approx(float(plain["loss"]))
+    items = evaluate("clip", "baselines", ROWS, {"host": "trl", "loss": "dapo", "num_items": 8})
+    longest = evaluate("clip", "baselines", ROWS, {"host": "trl", "loss": "dr_grpo", "max_len": 16})
+    torch.testing.assert_close(items["loss"], plain["loss"] / 2)
+    torch.testing.assert_close(longest["loss"], plain["loss"] * 4 / (2 * 16))
+
+
+def test_the_names_of_the_library_work_in_the_function_form_too():
+    theirs = evaluate("clip", "baselines", ROWS, {"low": 0.1, "high": 0.3, "c": 1.5})
+    ours = evaluate("clip", "baselines", ROWS, {"eps_low": 0.1, "eps_high": 0.3, "dual_clip": 1.5})
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_each_row_of_gmpo_is_reported_as_one_number_and_the_loss_is_their_plain_mean():
+    rows = {**ROWS, "response_mask": [[1, 1], [0, 0]]}
+    got = evaluate("clip", "baselines", rows, {"loss": "geo_mean"})
+    assert got["per_seq_loss"].tolist() == pytest.approx([-math.exp((0.2 - 0.2) / 2), 0.0])
+    assert float(got["loss"]) == pytest.approx(-0.5)

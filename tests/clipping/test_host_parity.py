@@ -1,7 +1,5 @@
 """The losses of verl and TRL, rebuilt from plug-ins, against the hosts' own functions: value and gradient, float64."""
 
-import collections
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 
 from rlx_plugins.core.registry import create
 from rlx_plugins.testing.evaluation.building import run_loss
+from rlx_plugins.testing.oracles import trl_compute_loss
 
 # verl divides by a row's tokens + 1e-8; the plug-ins by the tokens. In float32 the two are the same number.
 CLOSE = {"rtol": 3e-8, "atol": 1e-12}
@@ -193,59 +192,23 @@ TRL = {
 }
 
 
-class OneRank:
-    """As much of an accelerator as `_compute_loss` touches."""
-
-    num_processes = 1
-
-    def gather(self, x):
-        return x
-
-    def reduce(self, x, reduction="sum"):
-        return x
-
-
 def trl_loss(loss_type, d, level="token", delta=None, opsm=None, weights=None, num_items=None):
-    """`GRPOTrainer._compute_loss` itself, on an object that has only what it reads."""
-    trl = pytest.importorskip("trl.trainer.grpo_trainer")
-    given = {"delta": delta, "steps_per_generation": 1, "sapo_temperature_neg": 1.25}
-    defaults = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig)}
+    pytest.importorskip("trl")
     live = d.new.clone().requires_grad_()
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(**defaults | given),
-        loss_type=loss_type,
-        importance_sampling_level=level,
-        epsilon_low=0.2,
+    loss = trl_compute_loss(
+        loss_type,
+        live,
+        d.old,
+        d.advantages,
+        d.mask,
+        level=level,
         epsilon_high=1.1 if loss_type == "cispo" else 0.28,
-        beta=0.0,
-        top_entropy_quantile=1.0,
         off_policy_mask_threshold=opsm,
-        get_off_policy_mask=trl.GRPOTrainer.get_off_policy_mask,
-        get_gamma_weights=trl.GRPOTrainer.get_gamma_weights,
-        use_vllm=weights is not None,
-        vllm_importance_sampling_correction=weights is not None,
-        max_completion_length=50,
-        current_gradient_accumulation_steps=1,
-        model=SimpleNamespace(training=True),
-        accelerator=OneRank(),
-        aux_loss_enabled=False,
-        _entropy_bonus_enabled=False,
-        _metrics={"train": collections.defaultdict(list)},
-        _get_per_token_logps_and_entropies=lambda *a, **k: (live, torch.zeros_like(d.new), None),
+        importance_weights=weights,
+        num_items=num_items,
+        delta=delta,
+        sapo_temperature_neg=1.25,
     )
-    ids = torch.zeros(d.mask.shape, dtype=torch.int64)
-    inputs = {
-        "prompt_ids": ids,
-        "prompt_mask": ids,
-        "completion_ids": ids,
-        "completion_mask": d.mask.long(),
-        "advantages": d.advantages,
-        "old_per_token_logps": d.old,
-        "num_items_in_batch": d.mask.sum() if num_items is None else torch.tensor(num_items),
-    }
-    if weights is not None:
-        inputs["importance_sampling_ratio"] = weights
-    loss = trl.GRPOTrainer._compute_loss(trainer, None, inputs)
     return loss, torch.autograd.grad(loss, live)[0]
 
 

@@ -357,6 +357,12 @@ def test_a_batch_scope_allocator_is_asked_once_every_row_of_the_step_has_ended()
     assert [op.until for op in run.operations] == ["all", "all"]
 
 
+def test_a_batch_scope_allocator_waits_for_rows_that_stand_at_a_pause():
+    allocator = Rounds(waits=True)
+    Run(allocator, Watching(at=4), lengths=lambda r: 6 if r.prompt_key == "p1" else 2)
+    assert allocator.idle == [{"p0", "p1"}] * 3
+
+
 def test_an_allocator_that_plans_nothing_leaves_no_group():
     assert Run(Rounds(rounds=0)).groups == []
 

@@ -94,6 +94,16 @@ def test_parked_groups_are_continued_before_new_prompts_oldest_first():
     ]
 
 
+def test_parked_groups_beyond_what_a_smaller_step_starts_stay_in_front_of_the_line():
+    run = Steps([[9], [5], [9], [1], [1], [1], [1]], groups=3, over_sampling=2)
+    run.step()
+    assert [g["prompt_key"] for g in run.april.parked] == ["p0", "p1", "p2"]
+    run.groups = 1
+    assert [g.prompt_key for g in run.step()] == ["p1"]
+    assert [g["prompt_key"] for g in run.april.parked] == ["p2", "p0"]
+    assert run.ctx.started == []
+
+
 def test_groups_that_complete_in_the_same_instant_are_returned_by_the_next_step_without_a_tick():
     got = april([[3], [3], [3], [5]], rollout_groups=1, over_sampling=3, steps=4)
     assert [s["returned"] for s in got["steps"]] == [[0], [1], [2], [3]]
@@ -207,10 +217,11 @@ def test_a_filter_that_refuses_groups_keeps_the_phase_going():
     assert [g.prompt_key for g in run.step()] == ["p4"]
 
 
-def test_a_fraction_of_groups_is_rounded_up():
-    run = Steps([[2]] * 8, groups=3, over_sampling=7 / 3)
+@pytest.mark.parametrize(("over_sampling", "groups", "started"), [(1.5, 3, 5), (29 / 7, 7, 29)])
+def test_a_fraction_of_groups_is_rounded_up_but_not_a_rounding_error(over_sampling, groups, started):
+    run = Steps([[2]] * 30, groups, over_sampling=over_sampling)
     run.step()
-    assert len(run.ctx.started) == 7
+    assert len(run.ctx.started) == started
 
 
 def test_what_is_parked_and_wasted_is_logged():

@@ -8,13 +8,15 @@
 
 policy.py   a table of next-token logits instead of a network, and the reward
 engine.py   `Generate` and `Abort`: one token per running row and tick
-host.py     the dataset, `Forward`, log-probabilities, what the host can do
+host.py     the dataset, `Forward`, log-probabilities
+profile.py  what the host supplies and can do
 trainer.py  one training step from prompts to feedback, checkpoints
 """
 
 from .engine import TableEngine
-from .host import PROFILE, TableHost
+from .host import TableHost
 from .policy import BAD, CALL, EOS, GOOD, TablePolicy
+from .profile import PROFILE
 from .trainer import TableTrainer
 
 __all__ = ["BAD", "CALL", "EOS", "GOOD", "PROFILE", "TableEngine", "TableHost", "TablePolicy", "TableTrainer"]

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.batch import RolloutBatch
-from ...core.host import CAPABILITIES, HostProfile
 from ...core.operations import Abort, Forward, Generate, Operation
 from ...core.trajectory import Rollout
 from .engine import Score, TableEngine, verify
-from .policy import EOS, GOOD, START, VOCABULARY, TablePolicy, entropy, previous_tokens, token_logp
-
-SIGNALS = frozenset(
-    "logp_old logp_rollout logp_behavior logp_ref logp_teacher logp_prox entropy staleness reward_components"
-    " component_names hint_mask turn_ids segment_ids helped source correct domain prompt_ids rollout".split()
-)
-
-PROFILE = HostProfile(
-    name="table",
-    signals=SIGNALS,
-    capabilities=frozenset(CAPABILITIES) - {"engine_patch"},
-    remedies={"engine_patch": "the table host samples from a table and has no engine to patch; use host trl or verl"},
-)
-"""What the simulated host supplies and can do: everything but changing a real engine."""
+from .policy import EOS, GOOD, START, TablePolicy, entropy, previous_tokens, token_logp
+from .profile import PROFILE
 
 
 class TableHost:
     """Everything a host has, small enough to read.
 
     prompts     number of prompts, "p0", "p1", ...; prompt i is the one token 100 + i
-    columns     further dataset columns of a prompt by key, beside solution (right tokens), hint_text (tokens for the
-                context), domain (0, 1, 2) and prior (a guess of the success rate)
+    columns     further dataset columns of a prompt by key, beside solution (right tokens), hint (tokens for the
+                context), domain (0, 1, 2) and prior (a guess of the success rate); they are signals too
     seed, resolution, turns, score, lengths   as in `TableEngine`
     prox_decay  weight of the old value in the averaged policy behind logp_prox
     """
-
-    profile = PROFILE
 
     def __init__(
         self,
@@ -64,12 +51,14 @@ class TableHost:
             self.policy, self.row, seed=seed, resolution=resolution, turns=turns, score=score, lengths=lengths
         )
         self._columns = columns
+        names = set(self.columns("p0"))
+        self.profile = dataclasses.replace(PROFILE, signals=PROFILE.signals | names)
 
     def columns(self, key: str) -> dict[str, Any]:
         """Dataset columns of a prompt."""
         own = {
             "solution": [GOOD] * 5 + [EOS],
-            "hint_text": [GOOD, GOOD],
+            "hint": [GOOD, GOOD],
             "domain": self.row[key] % 3,
             "prior": 0.5,
         }
@@ -145,10 +134,15 @@ class TableHost:
             "logp_teacher": lambda: self.logp(batch, self.teacher_logits(batch)),
             "logp_behavior": lambda: torch.full_like(batch.logp_rollout, torch.nan),
             "correct": lambda: batch.rewards > 0.5,
-            "domain": lambda: torch.tensor([self.columns(key)["domain"] for key in batch.prompt_key]),
         }
+        make |= {name: partial(self._dataset_column, batch, name) for name in self.columns("p0")}
         names = (wanted | {"logp_old"}) & set(make)
         return batch.with_columns(**{name: make[name]() for name in sorted(names) if not batch.has(name)})
+
+    def _dataset_column(self, batch: RolloutBatch, name: str) -> Tensor | list[Any]:
+        """A column of the dataset, one entry per row: numbers as a tensor, anything else as a list."""
+        values = [self.columns(key).get(name) for key in batch.prompt_key]
+        return torch.tensor(values) if all(isinstance(v, (int, float)) for v in values) else values
 
     def updated(self, version: int, sync: bool) -> None:
         """After an update: the averaged policy moves, and the engine gets the weights if `sync`."""
@@ -174,6 +168,3 @@ class TableHost:
         self.prox = saved["prox"].clone()
         self.engine.load(saved["engine"]["theta"], saved["engine"]["version"])
         self.engine.ticks, self.engine.generated = saved["counters"]["ticks"], saved["counters"]["generated"]
-
-
-__all__ = ["PROFILE", "SIGNALS", "VOCABULARY", "TableHost"]

@@ -15,8 +15,9 @@ from ...core.errors import ConfigError
 from ...core.objective import policy_loss
 from ...core.preparation import Prepared, prepare
 from ...core.rollout import drive, rollout_program
-from .host import PROFILE, TableHost
+from .host import TableHost
 from .policy import entropy
+from .profile import PROFILE
 
 
 class TableTrainer:
@@ -144,12 +145,22 @@ class TableTrainer:
         if rows.has("kept_length"):
             rows = rows.cut(max(int(rows.kept_length.max()), 1))
         logits = self.host.logits(rows)
-        columns = {"teacher_logits": self.host.teacher_logits(rows).detach(), **rows.token_columns()}
+        return policy_loss(
+            self.parts,
+            rows,
+            self.host.logp(rows, logits),
+            totals=totals,
+            entropy=entropy(logits),
+            logits=self.logit_columns(rows, logits),
+        )
+
+    def logit_columns(self, rows: RolloutBatch, logits: Tensor) -> dict[str, Tensor]:
+        """What the parts make of the logits [B,T,V] while they exist; `teacher_logits` stand beside the columns."""
         made: dict[str, Tensor] = {}
         for part in self.parts.with_hook("from_logits"):
-            made |= part.from_logits(logits, columns)
-        logp = self.host.logp(rows, logits)
-        return policy_loss(self.parts, rows, logp, totals=totals, entropy=entropy(logits), logits=made)
+            teacher = self.host.teacher_logits(rows).detach()
+            made |= part.from_logits(logits, {"teacher_logits": teacher, **rows.token_columns()})
+        return made
 
     # ---- checkpoint
     def state_dict(self) -> dict[str, Any]:

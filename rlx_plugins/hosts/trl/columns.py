@@ -75,9 +75,10 @@ def gather_rows(accelerator: Accelerator, columns: Mapping[str, Any]) -> dict[st
         if not isinstance(column, Tensor):
             out[name] = gather_object(list(column))
             continue
+        sent = column.to(torch.uint8) if column.dtype == torch.bool else column  # padding turns bool into int64
         if column.ndim > 1:
-            column = accelerator.pad_across_processes(column, dim=1)
-        out[name] = accelerator.gather(column.contiguous())
+            sent = accelerator.pad_across_processes(sent, dim=1)
+        out[name] = accelerator.gather(sent.contiguous()).to(column.dtype)
     return out
 
 

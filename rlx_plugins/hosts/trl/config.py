@@ -1,10 +1,10 @@
-"""Configuration of the TRL host: `RLXConfig`, what TRL can do as it is configured, and what is refused."""
+"""Configuration of the TRL host: `RLXConfig`, and what is refused before a model is loaded."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,8 @@ from trl import GRPOConfig
 
 from ...core.config import Parts, parse_overrides
 from ...core.errors import ConfigError
-from ...core.host import CAPABILITIES, HostProfile
 from ...core.kinds import Plugin
+from .profile import NEEDS_ROWS_BY_INDEX, column_names
 
 
 @dataclass
@@ -23,6 +23,8 @@ class RLXConfig(GRPOConfig):
     plugins           a mapping in Python and YAML; on a command line a JSON mapping or the words of the common grammar:
                       `--plugins "advantage=dvao clip=bapo clip.target=1.0"`
     generation_chunk  response tokens per call of the engine. None: a call goes on until its rows end or reach a pause
+    teacher_model     a model with the policy's vocabulary, for parts that read a teacher: a path, or "policy" for the
+                      policy itself (which as teacher sees what a hint put into `teacher_context`)
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["plugins"]
@@ -40,6 +42,10 @@ class RLXConfig(GRPOConfig):
             "help": "Response tokens per call of the engine when rollout-side plug-ins are named. Parts that move"
             " groups on one by one, or end generation early, need it; every chunk re-reads the prefix."
         },
+    )
+    teacher_model: str | None = field(
+        default=None,
+        metadata={"help": 'Path of the teacher that plug-ins read, or "policy" for the policy itself.'},
     )
 
     def __post_init__(self) -> None:
@@ -61,60 +67,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return dict(value) if isinstance(value, Mapping) else value
-
-
-ALWAYS = frozenset(
-    "reward_components component_names hint_mask turn_ids segment_ids staleness helped source entropy logp_new logp_old"
-    " logp_behavior prompt_ids".split()
-)
-"""Signals TRL's batches carry in every configuration, beyond those of every host."""
-
-ROLLOUT_CAPABILITIES = frozenset(
-    "rounds pause continue context row_temperature forward:logp forward:hidden forward:prompt_entropy".split()
-)
-CHUNKED = frozenset({"until_group", "abort"})
-
-_CHUNK = "TRL generates in lock step; set generation_chunk=N and it hands rows back every N response tokens"
-_NEEDS_MAP = "it needs a dataset with a length and rows by index, not an iterable (streaming) one"
-
-
-def host_profile(args: GRPOConfig, *, dataset: Any = None, own_rollouts: bool = False) -> HostProfile:
-    """What TRL supplies and can do under `args`, before any model is loaded.
-
-    dataset       the training data: its columns are signals, and only rows by index let a sampler choose prompts
-    own_rollouts  a `rollout_func`, tools or an environment generate: rollout-side plug-ins have no place then
-    """
-    signals = set(ALWAYS) | (set(column_names(dataset)) - {"prompt"})
-    capabilities = {"logits", "cut_rows"}
-    remedies = {
-        "logp_rollout": "set use_vllm=True, or pass a rollout_func that returns logprobs; transformers reports none",
-        "logp_ref": "set beta > 0: TRL keeps a reference model only then",
-        "logp_teacher": "TRL's GRPOTrainer has no teacher model; use a dataset column or the verl host",
-        "teacher_logits": "TRL's GRPOTrainer has no teacher model",
-        "engine_patch": "TRL starts its engine with fixed arguments; run the engine as a server (vllm_mode='server')",
-        "until_group": _CHUNK,
-        "abort": _CHUNK,
-        "choose_prompts": _NEEDS_MAP,
-    }
-    if args.use_vllm or own_rollouts:
-        signals.add("logp_rollout")
-    if args.beta != 0.0:
-        signals.add("logp_ref")
-    if own_rollouts:
-        why = "a rollout_func, tools or environment_factory generate on their own; remove them"
-        remedies |= {name: why for name in CAPABILITIES if name not in ("logits", "cut_rows")}
-    else:
-        capabilities |= ROLLOUT_CAPABILITIES
-        if getattr(args, "generation_chunk", None) is not None:
-            capabilities |= CHUNKED
-        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-            capabilities.add("choose_prompts")
-    return HostProfile("trl", frozenset(signals), frozenset(capabilities), remedies)
-
-
-def column_names(dataset: Any) -> Iterable[str]:
-    """Names of the dataset's columns; nothing where it does not tell (a stream without features)."""
-    return getattr(dataset, "column_names", None) or ()
 
 
 REPLACED = {
@@ -153,7 +105,8 @@ def check_options(args: GRPOConfig, parts: Parts, *, own_rollouts: bool, dataset
             " arguments; start `vllm serve` with the drafter and use vllm_mode='server'"
         )
     if needs_program(parts):
-        who = next(p for p in parts if p in parts.rollout or p in parts.with_hook("annotate"))
+        seeing = [*parts.rollout, *parts.with_hook("annotate"), *(p for p in parts if "rollout" in p.requires)]
+        who = seeing[0]
         label = f"{who.kind} {who.name}"
         if own_rollouts:
             raise ConfigError(
@@ -161,7 +114,7 @@ def check_options(args: GRPOConfig, parts: Parts, *, own_rollouts: bool, dataset
                 " here; remove them"
             )
         if not hasattr(dataset, "__getitem__"):
-            raise ConfigError(f"{label} acts while rollouts are made: {_NEEDS_MAP}")
+            raise ConfigError(f"{label} acts while rollouts are made: {NEEDS_ROWS_BY_INDEX}")
         if {"image", "images"} & set(column_names(dataset)):
             raise ConfigError(f"{label} acts while rollouts are made, which works on text only; the dataset has images")
     for part in parts:
@@ -186,8 +139,8 @@ def check_saving(args: GRPOConfig, save_steps: float) -> None:
 
 
 def needs_program(parts: Parts) -> bool:
-    """Whether generation has to run as the rollout program: a rollout-side part, or a hook that sees rollouts."""
-    return bool(parts.rollout or parts.with_hook("annotate"))
+    """Whether generation has to run as the rollout program: a rollout-side part, or one that sees rollouts."""
+    return bool(parts.rollout or parts.with_hook("annotate") or "rollout" in parts.requires)
 
 
 def corrects_sampling(parts: Parts) -> bool:

@@ -50,11 +50,13 @@ class Prompts(Mapping[str, list[int]]):
 
 @dataclass
 class Rollouts:
-    """What the program made, the same on every rank (but for `batch.rollout`, which rank 0 alone has).
+    """What the program made, the same on every rank (`batch.rollout` only where a part requires it; rank 0
+    always has it).
 
     batch       the packed rows, all ranks', without padding rows
     per_rank    rows each rank trains on, padding included; a multiple of steps_per_generation
     lengths     response tokens of each row, hints and tool output included
+    teacher_contexts  what only a teacher sees after the prompt, per row
     components  [N,K] raw rewards in the order of TRL's reward functions
     logged      per row, what reward functions reported with log_extra
     metrics     what parts reported with ctx.log
@@ -63,6 +65,7 @@ class Rollouts:
     batch: RolloutBatch
     per_rank: int
     lengths: list[int]
+    teacher_contexts: list[list[int]]
     components: Tensor
     logged: list[dict[str, Any]]
     metrics: dict[str, float]
@@ -98,6 +101,7 @@ def run_program(trainer: RLXTrainer, parts: Parts, inputs: list[dict[str, Any]])
     engine = LockStep(trainer, state.global_step, args.generation_chunk, bool(parts["temperature"]))
     program = rollout_program(parts, ctx) if trainer.accelerator.is_main_process else None
     packed: list[RolloutBatch] = []
+    shared = "rollout" in parts.requires
 
     def finish(groups: list[Group]) -> dict[str, Any]:
         batch = pack(groups, version=ctx.version, step=ctx.step, total_steps=ctx.total_steps, seed=ctx.seed)
@@ -105,10 +109,11 @@ def run_program(trainer: RLXTrainer, parts: Parts, inputs: list[dict[str, Any]])
         names = trainer.component_names
         components = [[r.components.get(name, math.nan) for name in names] for r in batch.rollout]
         return {
-            "columns": {name: column for name, column in batch.items() if name != "rollout"},
+            "columns": {name: column for name, column in batch.items() if name != "rollout" or shared},
             "components": torch.tensor(components, dtype=torch.float32).reshape(batch.size, len(names)),
             "logged": [engine.logged.get((r.group, r.slot), {}) for r in batch.rollout],
             "lengths": [len(r) for r in batch.rollout],
+            "teacher_contexts": [r.teacher_context for r in batch.rollout],
             "metrics": dict(ctx.metrics),
         }
 
@@ -118,9 +123,9 @@ def run_program(trainer: RLXTrainer, parts: Parts, inputs: list[dict[str, Any]])
     batch = RolloutBatch(columns, step=ctx.step, total_steps=ctx.total_steps, seed=ctx.seed).to(device)
     unit = math.lcm(trainer.accelerator.num_processes * args.steps_per_generation, trainer.num_generations)
     per_rank = -(-batch.size // unit) * unit // trainer.accelerator.num_processes
-    made = Rollouts(
-        batch, per_rank, result["lengths"], result["components"].to(device), result["logged"], result["metrics"]
-    )
+    names = ("lengths", "teacher_contexts", "components", "logged", "metrics")
+    made = Rollouts(batch, per_rank, **{name: result[name] for name in names})
+    made.components = made.components.to(device)
     return made, ctx
 
 

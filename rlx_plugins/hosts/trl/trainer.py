@@ -37,11 +37,16 @@ from .columns import (
     own_rows,
     token_columns,
 )
-from .config import check_options, check_saving, column_names, corrects_sampling, host_profile, needs_program
+from .config import check_options, check_saving, corrects_sampling, needs_program
 from .losses import count_columns, host_terms, micro_terms, window_totals, with_micro_scope
+from .profile import column_names, host_profile
 from .rollouts import PROMPT_KEY, Prompts, Rollouts, as_rollout_func_output, run_program
+from .teacher import Teacher
 
 logger = logging.getLogger(__name__)
+
+SUCCESS = 0.5
+"""A row is `correct` if its raw reward is above this."""
 
 
 class RLXTrainer(GRPOTrainer):
@@ -122,6 +127,9 @@ class RLXTrainer(GRPOTrainer):
         self._live: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._capturing = False
         self._empty_rows: list[int] = []
+        self._teacher = Teacher(self, self.args.teacher_model) if self.args.teacher_model is not None else None
+        self._needs_logp_teacher = "logp_teacher" in parts.requires
+        self._needs_teacher_logits = any("teacher_logits" in p.capabilities for p in parts)
         for part in parts["quant"]:
             wrapped = part.wrap(self.model)
             if wrapped is not self.model:
@@ -191,6 +199,10 @@ class RLXTrainer(GRPOTrainer):
         if self._program:
             made, self._context = run_program(self, self.parts, inputs)
             out = self._score_made(made)
+            if self._teacher is not None:
+                rows = made.mine(self.accelerator.process_index)
+                contexts = made.teacher_contexts
+                self._teacher.add_prompts(out, [contexts[i] if i < len(contexts) else [] for i in rows])
             batch = self._join(made, out)
         else:
             out = super()._generate_and_score_completions(inputs)
@@ -257,6 +269,7 @@ class RLXTrainer(GRPOTrainer):
         }
         if self._needs_behavior:
             columns["logp_behavior"] = columns["logp_old"]
+        columns["correct"] = columns["rewards"] > SUCCESS
         return RolloutBatch(columns, step=step, total_steps=self.state.max_steps, seed=self.args.seed)
 
     def _join(self, made: Rollouts, out: dict[str, Any]) -> RolloutBatch:
@@ -270,6 +283,7 @@ class RLXTrainer(GRPOTrainer):
         for name in set(self._dataset_signals) - set(columns):
             values = [self.dataset_row(key)[name] for key in batch.prompt_key]
             columns[name] = dataset_column(values, self.accelerator.device)
+        columns.setdefault("correct", batch.rewards > SUCCESS)
         if self._needs_behavior:
             recorded = columns.get("logp_behavior")
             old = columns["logp_old"]
@@ -277,10 +291,13 @@ class RLXTrainer(GRPOTrainer):
         return RolloutBatch(columns, step=batch.step, total_steps=batch.total_steps, seed=batch.seed)
 
     def _forward_columns(self, out: dict[str, Any]) -> dict[str, Tensor]:
-        """logp_old and entropy [B,T] where a part reads them before the loss and the parent has not computed them."""
+        """logp_old, entropy, logp_teacher [B,T] where a part reads them and the parent has not computed them."""
+        columns = {}
+        if self._teacher is not None and self._needs_logp_teacher:
+            columns["logp_teacher"] = self._teacher.logp(out)
         missing_old = self._needs_logp_old and LOG_PROBS["logp_old"] not in out
         if not missing_old and not self._needs_entropy:
-            return {}
+            return columns
         ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
         mask = torch.cat([out["prompt_mask"], out["completion_mask"]], 1)
         images = {k: v for k, v in out.items() if k in _MULTIMODAL}
@@ -294,7 +311,8 @@ class RLXTrainer(GRPOTrainer):
                 compute_entropy=self._needs_entropy,
                 **images,
             )
-        columns = {"entropy": entropy} if self._needs_entropy else {}
+        if self._needs_entropy:
+            columns["entropy"] = entropy
         if missing_old:
             columns["logp_old"] = out[LOG_PROBS["logp_old"]] = logp
         return columns
@@ -378,10 +396,9 @@ class RLXTrainer(GRPOTrainer):
             logp_new,
             totals=totals,
             entropy=entropy,
-            logits=self._logits if self._needs_logits else None,
+            logits=self._logit_columns(inputs, batch) if self._needs_logits else None,
             all_reduce=self._sum_over_ranks,
         )
-        self._logits = None
         loss = loss + host_terms(
             batch,
             logp_new,
@@ -397,6 +414,18 @@ class RLXTrainer(GRPOTrainer):
         return loss
 
     _logits: Tensor | None = None
+
+    def _logit_columns(self, inputs: Mapping[str, Any], batch: RolloutBatch) -> dict[str, Tensor]:
+        """What the parts' `from_logits` make of the policy's logits, and the teacher's where one is wanted."""
+        assert self.parts is not None and self._logits is not None
+        logits, self._logits = self._logits, None
+        columns = batch.token_columns()
+        if self._teacher is not None and self._needs_teacher_logits:
+            columns["teacher_logits"] = self._teacher.logits(inputs)
+        out: dict[str, Tensor] = {}
+        for part in self.parts.with_hook("from_logits"):
+            out |= part.from_logits(logits, columns)
+        return out
 
     def _forward_and_parent_metrics(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Live log-probs and entropies of the micro-batch, from inside the parent's loss, which only logs."""

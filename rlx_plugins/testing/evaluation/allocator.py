@@ -40,7 +40,8 @@ def vigor(
     part = create("allocator", "vigor", **own)
     rewards = {str(x): [math.nan if r is None else r for r in row] for x, row in enumerate(reward_table)}
     ctx = Context(0, 1, len(rewards), own["first_wave"], 1, {key: [] for key in rewards}, offered=list(rewards))
-    executor = ScriptedExecutor(table(rewards))
+    scripted = table(rewards)
+    executor = ScriptedExecutor(lambda r: scripted(r) if rewards[r.prompt_key] else None)
     drive(rollout_program(Parts({"allocator": [part]}), ctx), executor)
     log = []
     for t, launched in enumerate(executor.launched):
@@ -104,7 +105,8 @@ class _Script:
     def close(self, part: PilotCommit, ctx: Context, flushed: list[Any], trained: dict[str, Any] | None) -> None:
         if self.pilots_from is None:
             return
-        pilots, self.pilots_from = ctx.started[self.pilots_from :], None
+        pilots = [g for g in ctx.started[self.pilots_from :] if g.prompt_key in self.names]
+        self.pilots_from = None
         verdicts = [(g.prompt_key, part.verdict(part.success_rate(g.rollouts) or 0.0)) for g in pilots]
         for verdict in ("passed", "too_easy", "too_hard"):
             self.log[-1][verdict] = [self.names[key] for key, v in verdicts if v == verdict]
@@ -116,8 +118,8 @@ class _Script:
         }
 
     def reward(self, r: Rollout) -> float:
-        """The first rollouts of a prompt solve it."""
-        return float(r.slot < self.solved.get(r.prompt_key, 0))
+        """The first rollouts of a prompt solve it; one that stands in for a round without prompts can't be scored."""
+        return float(r.slot < self.solved.get(r.prompt_key, 0)) if r.prompt_key in self.names else math.nan
 
     def prompts(self, entries: list[dict[str, Any]]) -> list[Any]:
         return [self.names[e["prompt_key"]] for e in entries]
@@ -148,7 +150,7 @@ class _ScriptedPrompts(Sampler):
     script: Any = param()
 
     def draw(self, n: int, ctx: Context) -> list[str]:
-        return list(self.script.solved)
+        return list(self.script.solved) or ["unused 0"]
 
 
 def pilot_commit(

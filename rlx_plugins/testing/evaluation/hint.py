@@ -17,6 +17,7 @@ from ...core.preparation import prepare
 from ...core.registry import create
 from ...core.rollout import drive, rollout_program
 from ...core.trajectory import Group, Rollout
+from ...hints.adaprefix import AdaPrefix
 from ...hints.guide import GUIDED
 from ..scripted import ScriptedExecutor
 from .building import tensor
@@ -41,9 +42,16 @@ def adaprefix(
     initial_share=None,
     max_share=None,
 ) -> Result:
-    part = create(
-        "hint",
-        "adaprefix",
+    observed: dict[str, float] = {}
+
+    @dataclass
+    class GivenRates(AdaPrefix):
+        """The controller with its observations given as rates."""
+
+        def success_rates(self, groups: list[Group]) -> dict[str, float]:
+            return observed
+
+    part = GivenRates(
         target=target,
         interval=interval,
         decay=1 - ema if decay is None else decay,
@@ -59,14 +67,21 @@ def adaprefix(
     longest = 2 + max(map(int, solution_len), default=0)
     out: Result = {"fraction": [], "prefix_len": [], "envelope": []}
     for step in range(int(total_steps)):
-        seen = observations[step] if step < len(observations) else None
-        rates = {str(key): rate for key, rate in (seen or {}).items()}
+        given = observations[step] if step < len(observations) else None
+        observed = {str(key): r for key, r in (given or {}).items() if r is not None and math.isfinite(r)}
         ctx = Context(
-            step, int(total_steps), len(keys), 2, longest, {key: [] for key in keys}, keys, columns=solutions.__getitem__
+            step,
+            int(total_steps),
+            len(keys),
+            2,
+            longest,
+            {key: [] for key in keys},
+            keys,
+            columns=solutions.__getitem__,
         )
         out["fraction"].append([part.share(key, ctx) for key in keys])
         out["envelope"].append(part.envelope(ctx))
-        ready = drive(rollout_program(Parts({"hint": [part]}), ctx), ScriptedExecutor(_with_rate(rates)))
+        ready = drive(rollout_program(Parts({"hint": [part]}), ctx), ScriptedExecutor(lambda r: 0.0))
         prefix = {g.prompt_key: sum(len(s.tokens) for s in g.rollouts[0].segments if not s.from_model) for g in ready}
         out["prefix_len"].append([prefix[key] for key in keys])
     return out | {
@@ -74,20 +89,6 @@ def adaprefix(
         "offset": [part.offset.get(key, 0.0) for key in keys],
         "success_ema": [part.success.get(key) for key in keys],
     }
-
-
-def _with_rate(rates: dict[str, float | None]) -> Any:
-    """Rewards of two rollouts whose propensity-weighted success rate is the one given; NaN where there is none."""
-
-    def reward(r: Rollout) -> float:
-        rate = rates.get(r.prompt_key)
-        if rate is None or math.isnan(rate):
-            return math.nan
-        weight = rate if r.slot == 0 else 1 - rate
-        r.propensity = 1 / weight if weight > 0 else math.inf
-        return float(r.slot == 0)
-
-    return reward
 
 
 @dataclass

@@ -71,7 +71,7 @@ def _loss(
     eps_low=None,
     eps_high=None,
 ) -> Result:
-    advantages = create("advantage", "grpo", eps=1e-6)(reward_batch(rewards, group, response_mask))["advantages"]
+    advantages = per_row(create("advantage", "grpo", eps=1e-6)(reward_batch(rewards, group))["advantages"], None)
     own = {"eps_low": clip if eps_low is None else eps_low, "eps_high": clip if eps_high is None else eps_high}
     out = run_loss(
         {"clip": create("clip", "rollout_replay", **own)},
@@ -81,11 +81,10 @@ def _loss(
         logp_rollout=tensor(logp_rollout if logp_behaviour is None else logp_behaviour),
         logp_old=tensor(logp_old if logp_prox is None else logp_prox),
     )
-    per_rollout = create("advantage", "grpo", eps=1e-6)(reward_batch(rewards, group))["advantages"]
     del out["ratio"]  # that of the unused ratio part
     return {
         **out,
-        "advantages": per_row(per_rollout, None),
+        "advantages": advantages,
         "token_loss": out["per_token_loss"],
         "clip_frac": out["clipped"],
     }

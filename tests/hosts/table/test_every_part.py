@@ -22,7 +22,7 @@ PARTS = [(kind, name) for kind in KINDS if kind not in NO_NETWORK for name in so
 
 def trainer(kind, name):
     config = {kind: name} | SETTINGS.get((kind, name), {})
-    host = TableHost(8, turns=2)
+    host = TableHost(24, turns=2)
     return TableTrainer(
         config, host=host, groups=3, group_size=4, max_tokens=8, total_steps=4, micro_batches=2, epochs=2
     )

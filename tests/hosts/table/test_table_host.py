@@ -5,7 +5,20 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from rlx_plugins import Abort, ConfigError, Forward, Generate, Group, Hint, Replay, Segment, Temperature, pack, state
+from rlx_plugins import (
+    Abort,
+    ConfigError,
+    Distill,
+    Forward,
+    Generate,
+    Group,
+    Hint,
+    Replay,
+    Segment,
+    Temperature,
+    pack,
+    state,
+)
 from rlx_plugins.core.host import CAPABILITIES
 from rlx_plugins.core.registry import forget, register
 from rlx_plugins.hosts.table import CALL, EOS, GOOD, PROFILE, TableHost, TableTrainer
@@ -176,8 +189,17 @@ def test_every_signal_of_the_profile_is_in_a_batch():
     host = TableHost()
     group = start(host)
     generate(host, group)
-    batch = host.signals(pack([group], dtype=torch.float64), PROFILE.signals)
-    assert [s for s in sorted(PROFILE.signals) if not batch.has(s)] == []
+    batch = host.signals(pack([group], dtype=torch.float64), host.profile.signals)
+    assert [s for s in sorted(host.profile.signals) if not batch.has(s)] == ["logp_new"]
+
+
+def test_columns_of_the_dataset_are_signals():
+    host = TableHost(columns=lambda key: {"level": int(key[1:]) * 2, "topic": f"about {key}"})
+    groups = [start(host, 1, key) for key in ("p1", "p4")]
+    generate(host, *groups)
+    batch = host.signals(pack(groups), frozenset({"level", "topic", "domain"}))
+    assert {"level", "topic", "domain", "solution"} <= host.profile.signals
+    assert (batch.level.tolist(), batch.topic, batch.domain.tolist()) == ([2, 8], ["about p1", "about p4"], [1, 1])
 
 
 def test_log_probs_of_tokens_that_are_not_the_model_s_are_nan():
@@ -240,6 +262,27 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
     a, b, c = (TableTrainer(seed=seed, total_steps=3).run() for seed in (0, 0, 1))
     assert a == b
     assert a != c
+
+
+def test_a_student_follows_the_teacher_whose_logits_a_distillation_reads():
+    @register("distill", "toward_teacher")
+    @dataclass
+    class TowardTeacher(Distill):
+        capabilities = frozenset({"logits", "teacher_logits"})
+
+        def from_logits(self, logits, columns):
+            teacher, student = columns["teacher_logits"].log_softmax(-1), logits.log_softmax(-1)
+            return {"kl": (teacher.exp() * (teacher - student)).sum(-1)}
+
+        def __call__(self, terms, loss):
+            return terms.logits["kl"]
+
+    try:
+        trainer = TableTrainer({"distill": "toward_teacher", "distill_coef": 10.0}, host=TableHost(6), total_steps=10)
+        kl = [entry["distill/loss"] for entry in trainer.run()]
+    finally:
+        forget("distill", "toward_teacher")
+    assert kl[-1] < 0.3 * kl[0]
 
 
 def test_the_first_update_of_a_batch_has_ratio_one_and_later_epochs_do_not():
@@ -319,7 +362,7 @@ def test_parts_of_every_rollout_kind_run_together():
                 if r.slot % 4 == 0:
                     r.segments = [Segment(groups[r.group].extras["solution"][:2], "hint")]
                 if r.slot % 4 == 1:
-                    r.context = groups[r.group].extras["hint_text"]
+                    r.context = groups[r.group].extras["hint"]
 
     @register("replay", "last_best")
     @dataclass

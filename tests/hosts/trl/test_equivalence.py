@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from trl import GRPOTrainer
-
-from tests.hosts.trl.tiny import TRL_EQUIVALENT, logs, run, weights
+from trl_tiny import TRL_EQUIVALENT, logs, run, weights
 
 
 def _distance(a, b):

@@ -1,0 +1,65 @@
+"""The function forms take the papers' names and the library's, and treat what can't be scored as the plug-ins do."""
+
+import math
+
+import pytest
+import torch
+
+from rlx_plugins.testing import evaluate
+
+REWARDS = {"rewards": [1.0, 0.2, None, 0.4, 0.4, 0.4], "group": [3, 3, 3, 1, 1, 1]}
+TOKENS = {"token_rewards": [[0.0, 1.0], [0.5, 0.0]], "response_mask": [[1, 1], [1, 0]]}
+LEAD = {"reward_components": [[1, 0.8], [0, -0.3]], "group": [0, 0], "response_mask": [[1, 1], [1, 0]]}
+LENGTHS = {"correct": [1, 0], "group": [0, 0], "response_mask": [[1, 0], [1, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "inputs", "paper", "library"),
+    [
+        ("advantage", "rloo", REWARDS | {"kl": [0.1, 0.4, 0.0, 0.0, 0.2, 0.0]}, {"beta": 0.5}, {"kl_coef": 0.5}),
+        ("advantage", "reinforce_pp", TOKENS, {"gamma": 0.5}, {"discount": 0.5}),
+        (
+            "advantage",
+            "gapo_snr",
+            REWARDS,
+            {"tau": 0.9, "norm_by_std": False, "centre": "mean"},
+            {"share": 0.9, "normalize": False, "center": "mean"},
+        ),
+        (
+            "advantage",
+            "avspo",
+            REWARDS,
+            {"alpha": 2, "r_anchor": 0.3, "tau_init": 0.2, "eta": 0.2, "tau_collapse": 0.1},
+            {
+                "ladder_exponent": 2,
+                "anchor_reward": 0.3,
+                "initial_threshold": 0.2,
+                "threshold_rate": 0.2,
+                "collapse_std": 0.1,
+            },
+        ),
+        (
+            "advantage",
+            "lead",
+            LEAD,
+            {"potential_alpha": 2.0, "ema": 0.5, "w_min": 0.1},
+            {"potential_exponent": 2.0, "decay": 0.5, "min_correct_weight": 0.1},
+        ),
+        ("advantage", "lead", LEAD, {"static": 0.7}, {"static_correct_weight": 0.7}),
+        ("reward", "alp", LENGTHS, {"beta": 0.1}, {"penalty_coef": 0.1}),
+        ("reward", "lead", LENGTHS, {"l_min": 1, "l_max": 5}, {"min_target": 1, "max_target": 5}),
+    ],
+)
+def test_a_parameter_has_the_papers_name_and_the_librarys(kind, name, inputs, paper, library):
+    want, default = evaluate(kind, name, inputs, paper), evaluate(kind, name, inputs)
+    got = evaluate(kind, name, inputs, library)
+    assert str(got) == str(want) != str(default)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "gapo_snr", "avspo"])
+@pytest.mark.parametrize("unscorable", [None, math.nan, math.inf])
+def test_a_missing_reward_has_advantage_zero_and_moves_no_other(name, unscorable):
+    got = evaluate("advantage", name, {"rewards": [1.0, 0.25, unscorable, 0.5], "group": [0, 0, 0, 1]})["advantages"]
+    without = evaluate("advantage", name, {"rewards": [1.0, 0.25, 0.5], "group": [0, 0, 1]})["advantages"]
+    assert got[2] == 0
+    torch.testing.assert_close(got[[0, 1, 3]], without)
