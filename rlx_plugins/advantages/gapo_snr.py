@@ -82,7 +82,7 @@ def interval_center(groups: Segments, x: Tensor, share: float, center: str = "me
     start = groups.starts + masked(first, n > 0).long()
     if center == "mean":
         inside = (row >= start[group]) & (row < (start + held)[group])
-        return sorted_groups.mean(ordered, inside & (place < n[group]))
+        return sorted_groups.mean(ordered, inside)
     end = len(x) - 1
     low, high = (start + (held - 1) // 2).clamp(max=end), (start + held // 2).clamp(max=end)
     return masked((ordered[low] + ordered[high]) / 2, n > 0)

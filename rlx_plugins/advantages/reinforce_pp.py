@@ -91,6 +91,6 @@ def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor
     while step < width:
         further = torch.nn.functional.pad(returns[:, step:], (0, step))
         returns = returns + factor * further
-        factor = factor * torch.nn.functional.pad(factor[:, step:], (0, step), value=1.0)
+        factor = factor * torch.nn.functional.pad(factor[:, step:], (0, step))
         step *= 2
     return masked(returns, mask)

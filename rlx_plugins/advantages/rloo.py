@@ -46,7 +46,7 @@ class RLOO(Advantage):
     reward_clip: tuple[float, float] | None = param(None, doc="(lowest, highest) reward; TRL's reward_clip_range")
     kl_coef: float = param(0.0, ge=0, doc="weight of the sequence KL to the reference in the reward; TRL 0.05")
     singleton: Literal["zero", "raw"] | None = param(None, doc="advantage of a group of one: 0, or its raw reward")
-    host: Literal["verl", "trl"] | None = param(None, doc="preset for singleton")
+    host: Literal["verl", "trl"] | None = param(None, doc="preset for singleton and for who enters the normalisation")
 
     def check(self) -> None:
         if self.reward_clip is not None and self.reward_clip[0] > self.reward_clip[1]:

@@ -36,8 +36,8 @@ class PilotCommit(Allocator):
     which as many prompts were started as the dataset has. Success rates are means of rewards scaled to [0, 1] from
     [reward_low, reward_high]; NaN rewards are left out, and a prompt without a scorable pilot is dropped.
 
-    Kept pilots of an earlier step carry the engine's log-probabilities of then as `logp_behavior`: train with
-    `ratio.denominator: logp_behavior`. They are never shown to `observe` twice.
+    Kept pilots of an earlier step carry the engine's log-probabilities of then as `logp_behavior` (unknown where the
+    engine reports none): train with `ratio.denominator: logp_behavior`. They are never shown to `observe` twice.
 
     Deviations from the release: pilots are down-sampled and prompts ordered even when the buffer holds no more prompts
     than needed; within a side the earlier rollouts are kept, not random ones; equal variances are told apart by age,

@@ -64,10 +64,10 @@ class RolloutBatch(Mapping[str, Any]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floating-point type of the per-row statistics: that of the rewards."""
+        """Floating-point type of statistics, weights and counts: that of the rewards, float32 at least."""
         rewards = self._columns.get("rewards")
         if isinstance(rewards, Tensor) and rewards.dtype.is_floating_point:
-            return rewards.dtype
+            return torch.promote_types(rewards.dtype, torch.float32)
         return torch.get_default_dtype()
 
     @property

@@ -63,3 +63,25 @@ def test_a_missing_reward_has_advantage_zero_and_moves_no_other(name, unscorable
     without = evaluate("advantage", name, {"rewards": [1.0, 0.25, 0.5], "group": [0, 0, 1]})["advantages"]
     assert got[2] == 0
     torch.testing.assert_close(got[[0, 1, 3]], without)
+
+
+def dr_grpo_loss(token_loss, mask, **params):
+    rows = {"rewards": [0.0] * len(mask), "group": [0] * len(mask)}
+    return float(
+        evaluate("advantage", "dr_grpo", rows | {"token_loss": token_loss, "response_mask": mask}, params)["loss"]
+    )
+
+
+def test_dr_grpos_loss_grows_with_a_rows_tokens_and_not_with_padding():
+    short = dr_grpo_loss([[2.0, 9.0], [0.0, 9.0]], [[1, 0], [1, 0]], loss_norm=10)
+    assert short == pytest.approx(2.0 / 10 / 2)
+    assert dr_grpo_loss([[2.0, 2.0], [0.0, 9.0]], [[1, 1], [1, 0]], loss_norm=10) == pytest.approx(2 * short)
+    padded = dr_grpo_loss([[2.0, math.nan, 9.0], [0.0, 9.0, 9.0]], [[1, 0, 0], [1, 0, 0]], loss_norm=10)
+    assert padded == pytest.approx(short)
+
+
+def test_dr_grpos_loss_divides_by_the_rows_with_tokens_or_by_the_number_given():
+    token_loss, mask = [[1.0], [3.0], [9.0]], [[1], [1], [0]]
+    assert dr_grpo_loss(token_loss, mask) == pytest.approx(2.0)
+    assert dr_grpo_loss(token_loss, mask, batch_norm=8) == pytest.approx(0.5)
+    assert dr_grpo_loss(token_loss, [[0], [0], [0]]) == 0

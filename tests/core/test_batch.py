@@ -151,3 +151,9 @@ def test_an_empty_response_still_has_a_row():
 def test_a_step_without_finished_rollouts_is_an_error():
     with pytest.raises(rlx.DataError, match="no rollout finished"):
         rlx.pack([group("a")])
+
+
+@pytest.mark.parametrize(("rewards", "expected"), [("bfloat16", "float32"), ("float32", "float32"), ("float64",) * 2])
+def test_weights_and_counts_are_never_made_in_half_precision(rewards, expected):
+    b = batch(rewards=torch.ones(3, dtype=getattr(torch, rewards)))
+    assert b.dtype == getattr(torch, expected)

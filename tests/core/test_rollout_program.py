@@ -305,18 +305,14 @@ def test_an_allocator_that_refills_is_asked_again_for_what_is_missing():
 
 def test_prompts_of_the_data_loader_are_offered_once():
     @dataclass
-    class Screening(Rounds):
+    class Emptying(Rounds):
         refills = True
 
-        def intake(self, need, ctx):
-            return [], need
+        def complete(self, group, ctx):
+            if group.prompt_key == "p0":
+                group.rollouts = []
 
-    @dataclass
-    class Refusing(Watching):
-        def accept(self, group, ctx):
-            return group.prompt_key != "p0"
-
-    assert Run(Screening(rounds=1, size=2), Refusing()).prompts == ["p1", "p2"]
+    assert Run(Emptying(rounds=1, size=2)).prompts == ["p1", "p2"]
 
 
 def test_controllers_are_told_refused_groups_too():

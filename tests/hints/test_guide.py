@@ -108,6 +108,21 @@ def test_a_forward_pass_replaces_what_the_engine_does_not_report():
     assert rlx.pack([group]).logp_behavior[4:].tolist() == [[-0.5, -0.75]] * 2
 
 
+def test_tool_output_within_a_guided_row_keeps_every_segment_at_its_own_log_probs():
+    part = rlx.create("hint", "guide")
+    segments = [rlx.Segment([1, 2], logp=[-0.1, -0.2]), rlx.Segment([3], "tool"), rlx.Segment([4], logp=[-0.4])]
+    row = rlx.Rollout("p0", "g", 0, [1], context=[8], segments=segments, state="finished", tag="guided")
+    rlx.drive(part.annotate([rlx.Group("g", "p0", [1], rollouts=[row])], None), None)
+    assert [s.logp_behavior for s in row.segments] == [[-0.1, -0.2], None, [-0.4]]
+
+
+def test_log_probs_under_the_hint_are_recorded_once():
+    group, _ = run(rlx.create("hint", "guide"), solved_with_help, logp=-0.25)
+    group.rollouts[-1].segments[0].logp = [-9.0, -9.0]
+    rlx.drive(rlx.create("hint", "guide").annotate([group], None), None)
+    assert group.rollouts[-1].segments[0].logp_behavior == [-0.25, -0.25]
+
+
 def test_an_engine_without_log_probs_is_an_error_that_names_the_remedy():
     with pytest.raises(rlx.DataError, match="behavior_logp=forward"):
         run(rlx.create("hint", "guide"), solved_with_help, logp=None)

@@ -273,6 +273,26 @@ def test_the_head_takes_hidden_states_of_the_host_s_dtype_and_keeps_plain_state(
     assert torch.equal(part.head["w1"], fresh.head["w1"])
 
 
+def test_pauses_of_other_pruners_are_not_looked_at():
+    @dataclass
+    class Earlier(Pruner):
+        kind, name = "pruner", "earlier"
+
+        def pause(self, ctx):
+            return [2, 5]
+
+    groups, ctx = run(create("pruner", "arrol", length=3), Earlier())
+    assert {len(r) for g in groups for r in g.rollouts if r.state == "pruned"} == {3}
+    assert ctx.metrics["pruner/arrol_pruned"] == 12
+
+
+def test_the_head_s_optimizer_goes_on_from_step_to_step():
+    part = create("pruner", "arrol", length=3)
+    for _ in range(3):
+        run(part)
+    assert {int(entry["step"]) for entry in part.optimizer["state"].values()} == {3}
+
+
 def test_rollouts_that_start_beyond_the_length_are_not_looked_at():
     brought = Group("old", "p0", [100])
     for r in brought.start(4):

@@ -42,6 +42,9 @@ def test_ties_go_to_the_prompt_that_stands_first():
         "sampler", "vade", {"alpha": [0] * 4, "beta": [0] * 4, "batch_size": 3, "theta": [0.5, 0.3, 0.5, 0.3]}
     )
     assert out["selected"] == [1, 3, 0]
+    many = {"alpha": [0] * 300, "beta": [0] * 300, "batch_size": 300, "theta": [0.5, 0.3, 0.9] * 100}
+    thirds = [list(range(i, 300, 3)) for i in (1, 0, 2)]
+    assert evaluate("sampler", "vade", many)["selected"] == sum(thirds, [])
 
 
 def test_permuting_prompts_with_their_draws_permutes_the_selection():

@@ -22,7 +22,10 @@ LOG_PROBS = {
 }
 """Signal -> TRL's key."""
 
-RESPONSE_KEYS = ("completion_ids", "completion_mask", "tool_mask", "importance_sampling_ratio", *LOG_PROBS.values())
+RESPONSE_KEYS = (
+    *("completion_ids", "completion_mask", "tool_mask", "advantages", "importance_sampling_ratio"),
+    *LOG_PROBS.values(),
+)
 """TRL's [B,T] keys over response tokens, those that shrink when rows are cut."""
 
 

@@ -104,6 +104,12 @@ def check_options(args: GRPOConfig, parts: Parts, *, own_rollouts: bool, dataset
             f"drafter {parts.one('drafter').name}: drafts are made inside the engine, which TRL starts with fixed"
             " arguments; start `vllm serve` with the drafter and use vllm_mode='server'"
         )
+    if parts["correction"] and not args.use_vllm and not own_rollouts:
+        raise ConfigError(
+            f"correction {parts.one('correction').name} weighs the mismatch between engine and trainer, but transformers'"
+            " generate samples with the trainer's own model: every weight would be 1; set use_vllm=True, pass a"
+            " rollout_func that returns logprobs, or remove the correction"
+        )
     if needs_program(parts):
         seeing = [*parts.rollout, *parts.with_hook("annotate"), *(p for p in parts if "rollout" in p.requires)]
         who = seeing[0]

@@ -33,11 +33,15 @@ class LockStep:
     version  weight updates the sampling policy has seen
     chunk    response tokens per call of the engine (None: unbounded)
     own_temperatures  rollouts say their temperature themselves (else the trainer's holds for all)
+    report_logp  sampled tokens need log-probs: where the engine (transformers) gives none, the trainer's own forward
+                 does, right after sampling and under the sampling context
     """
 
-    def __init__(self, trainer: RLXTrainer, version: int, chunk: int | None, own_temperatures: bool):
+    def __init__(
+        self, trainer: RLXTrainer, version: int, *, chunk: int | None, own_temperatures: bool, report_logp: bool
+    ):
         self.trainer, self.version, self.chunk = trainer, version, chunk
-        self.own_temperatures = own_temperatures
+        self.own_temperatures, self.report_logp = own_temperatures, report_logp
         self.accelerator = trainer.accelerator
         self.logged: dict[tuple[str, int], dict[str, Any]] = {}
 
@@ -133,8 +137,13 @@ class LockStep:
                     "max_new": max(room),
                 }
             )
-            for r, n, (tokens, logp) in zip(rows, room, sampled):
-                self._append(r, tokens[:n], None if logp is None else logp[:n])
+            new = [tokens[:n] for n, (tokens, _) in zip(room, sampled)]
+            logps = [None if logp is None else logp[:n] for n, (_, logp) in zip(room, sampled)]
+            if self.report_logp and all(logp is None for logp in logps):
+                seen = [(r.prompt + r.context + r.tokens, tokens) for r, tokens in zip(rows, new)]
+                logps = self._all({"do": "forward", "want": "logp", "rows": seen})
+            for r, tokens, logp in zip(rows, new, logps):
+                self._append(r, tokens, logp)
 
     def _room(self, r: Rollout) -> int:
         stops = [r.max_tokens] + ([r.pause_at] if r.pause_at is not None else [])

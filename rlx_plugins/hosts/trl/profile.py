@@ -10,9 +10,12 @@ from ...core.host import HostProfile
 
 ALWAYS = frozenset(
     "reward_components component_names hint_mask turn_ids segment_ids staleness helped source correct entropy logp_new"
-    " logp_old logp_behavior prompt_ids".split()
+    " logp_old logp_behavior logp_rollout prompt_ids".split()
 )
-"""Signals TRL's batches carry in every configuration, beyond those of every host."""
+"""Signals TRL's batches carry in every configuration, beyond those of every host.
+
+logp_rollout is vLLM's or the `rollout_func`'s; transformers' generate reports none, and samples with the trainer's own
+weights and arithmetic: there the trainer's log-probs stand for it (corrections, which would be 1, are refused)."""
 
 UPDATE = frozenset({"logits", "cut_rows"})
 PROGRAM = frozenset(
@@ -36,7 +39,6 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
     signals = set(ALWAYS) | (set(column_names(dataset)) - {"prompt"})
     capabilities = set(UPDATE)
     remedies = {
-        "logp_rollout": "set use_vllm=True, or pass a rollout_func that returns logprobs; transformers reports none",
         "logp_ref": "set beta > 0: TRL keeps a reference model only then",
         "logp_prox": "TRL keeps no averaged policy",
         "logp_teacher": _TEACHER,
@@ -47,8 +49,6 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
         "choose_prompts": NEEDS_ROWS_BY_INDEX,
         "domain": "add a column of that name to the dataset",
     }
-    if args.use_vllm or own_rollouts:
-        signals.add("logp_rollout")
     if args.beta != 0.0:
         signals.add("logp_ref")
     if getattr(args, "teacher_model", None) is not None:

@@ -98,7 +98,13 @@ def run_program(trainer: RLXTrainer, parts: Parts, inputs: list[dict[str, Any]])
         version=state.global_step,
         seed=args.seed,
     )
-    engine = LockStep(trainer, state.global_step, args.generation_chunk, bool(parts["temperature"]))
+    engine = LockStep(
+        trainer,
+        state.global_step,
+        chunk=args.generation_chunk,
+        own_temperatures=bool(parts["temperature"]),
+        report_logp="logp_rollout" in parts.requires,
+    )
     program = rollout_program(parts, ctx) if trainer.accelerator.is_main_process else None
     packed: list[RolloutBatch] = []
     shared = "rollout" in parts.requires

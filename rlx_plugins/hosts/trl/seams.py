@@ -17,7 +17,8 @@ PARAMETERS: dict[str, str] = {
     "trl.GRPOTrainer._generate_and_score_completions": "self inputs",
     "trl.GRPOTrainer._tokenize_prompts": "self prompts",
     "trl.GRPOTrainer._get_per_token_logps_and_entropies": "self model input_ids attention_mask logits_to_keep"
-    " batch_size compute_entropy compute_aux_loss pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes"
+    " batch_size compute_entropy compute_aux_loss pixel_values image_grid_thw num_images pixel_attention_mask"
+    " spatial_shapes"
     " num_tiles image_sizes token_type_ids mm_token_type_ids image_position_ids",
     "trl.GRPOTrainer._compute_loss": "self model inputs",
     "trl.GRPOTrainer._get_train_sampler": "self dataset",

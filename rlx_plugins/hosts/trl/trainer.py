@@ -111,7 +111,8 @@ class RLXTrainer(GRPOTrainer):
         wanted = set().union(*(p.requires for kind in before_loss for p in parts[kind]))
         wanted |= set().union(*(p.requires for p in parts.rollout))
         wanted |= set().union(*(p.corrects for p in parts["correction"]))
-        self._needs_logp_old = bool(wanted & {"logp_old", "logp_behavior"})
+        self._needs_logp_rollout = bool((wanted | parts.requires) & {"logp_rollout"})
+        self._needs_logp_old = bool(wanted & {"logp_old", "logp_behavior"}) or self._needs_logp_rollout
         self._needs_entropy = "entropy" in wanted
         self._needs_behavior = "logp_behavior" in parts.requires
         self._dataset_signals = sorted(parts.requires & set(column_names(self.train_dataset)))
@@ -269,6 +270,8 @@ class RLXTrainer(GRPOTrainer):
         }
         if self._needs_behavior:
             columns["logp_behavior"] = columns["logp_old"]
+        if self._needs_logp_rollout:
+            columns.setdefault("logp_rollout", columns["logp_old"])
         columns["correct"] = columns["rewards"] > SUCCESS
         return RolloutBatch(columns, step=step, total_steps=self.state.max_steps, seed=self.args.seed)
 

@@ -36,7 +36,8 @@ def script():
         command = [*launcher, str(HERE / name), *map(str, arguments)]
         done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=280)
         if done.returncode not in (0, -9):
-            pytest.fail(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}")
+            output = f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+            pytest.fail(f"{command} ended with {done.returncode}:\n{output}")
         return done.returncode
 
     return run

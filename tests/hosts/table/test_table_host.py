@@ -166,6 +166,16 @@ def test_an_engine_without_rounding_reports_the_trainer_s_log_probs():
         assert r.segments[0].logp == pytest.approx(logp)
 
 
+def test_the_reference_stays_and_the_averaged_policy_follows_slowly():
+    trainer = TableTrainer(host=TableHost(4, resolution=0.0), total_steps=5)
+    before = trainer.host.policy.theta.detach().clone()
+    trainer.run()
+    host = trainer.host
+    moved, lag = (host.policy.theta - before).abs(), (host.prox - before).abs()
+    assert torch.equal(host.reference, before)
+    assert 0 < float(lag.sum()) < 0.5 * float(moved.sum())
+
+
 def test_rounded_weights_make_engine_and_trainer_differ_a_little():
     host = TableHost(resolution=0.1)
     group = start(host, 16)
