@@ -380,8 +380,8 @@ def test_the_baseline_is_the_center_of_the_shortest_window_of_sorted_rewards(row
 
 
 def test_a_share_that_rounding_lifts_above_a_whole_number_takes_no_further_reward():
-    rewards = [0.0] * 11 + [float(k) for k in range(10, 19)]  # 0.55 * 20 = 11.000000000000002
-    assert of_rewards("gapo_snr", rewards, share=0.55, center="mean")[0] == 0
+    rewards = [0.0] * 7 + [float(k) for k in range(10, 28)]  # 0.28 * 25 = 7.000000000000001
+    assert of_rewards("gapo_snr", rewards, share=0.28, center="mean")[0] == 0
 
 
 @settings(max_examples=50, deadline=None)
