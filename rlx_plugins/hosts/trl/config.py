@@ -106,8 +106,8 @@ def check_options(args: GRPOConfig, parts: Parts, *, own_rollouts: bool, dataset
         )
     if parts["correction"] and not args.use_vllm and not own_rollouts:
         raise ConfigError(
-            f"correction {parts.one('correction').name} weighs the mismatch between engine and trainer, but transformers'"
-            " generate samples with the trainer's own model: every weight would be 1; set use_vllm=True, pass a"
+            f"correction {parts.one('correction').name} weighs the mismatch between engine and trainer, but here"
+            " transformers samples with the trainer's own model and every weight would be 1; set use_vllm=True, pass a"
             " rollout_func that returns logprobs, or remove the correction"
         )
     if needs_program(parts):

@@ -230,9 +230,22 @@ class RLXTrainer(GRPOTrainer):
         self._made, before = made, self.rollout_func
         self.rollout_func = lambda prompts, trainer: as_rollout_func_output(trainer, made, rows)
         try:
-            return super()._generate_and_score_completions(inputs)
+            out = super()._generate_and_score_completions(inputs)
         finally:
             self._made, self.rollout_func = None, before
+        if made.batch.size < made.per_rank * self.accelerator.num_processes:
+            self._log_lengths(made.batch)
+        return out
+
+    def _log_lengths(self, batch: RolloutBatch) -> None:
+        """The parent's statistics of completions again, without the padding rows."""
+        lengths, finished = batch.response_mask.sum(1).float(), batch.finished
+        ended = lengths[finished] if bool(finished.any()) else lengths.new_zeros(1)
+        values = {"clipped_ratio": 1 - finished.float().mean()}
+        for name, kind in (("length", lengths), ("terminated_length", ended)):
+            values |= {f"mean_{name}": kind.mean(), f"min_{name}": kind.min(), f"max_{name}": kind.max()}
+        for name, value in values.items():
+            self._metrics["train"][f"completions/{name}"][-1] = float(value)
 
     def _extra_logs(self, made: Rollouts) -> dict[str, list[Any]]:
         rows = made.mine(self.accelerator.process_index)

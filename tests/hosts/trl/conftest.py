@@ -24,3 +24,22 @@ def model(tmp_path_factory):
     from trl_tiny import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def registered():
+    """`rlx.register` with @dataclass, undone after the test."""
+    from dataclasses import dataclass
+
+    import rlx_plugins as rlx
+    from rlx_plugins.core.registry import forget
+
+    made = []
+
+    def register(kind, name):
+        made.append((kind, name))
+        return lambda cls: rlx.register(kind, name)(dataclass(cls))
+
+    yield register
+    for kind, name in made:
+        forget(kind, name)

@@ -1,0 +1,250 @@
+"""The rollout program inside the trainer: its operations, and what becomes of its rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trl_tiny import dataset, logs, run, weights
+
+import rlx_plugins as rlx
+from rlx_plugins import Abort, Forward, Generate
+
+EOS = 1  # of the tiny tokenizer
+
+
+@pytest.fixture
+def batches(registered):
+    """The batches the advantage sees, in a list."""
+    seen = []
+
+    @registered("advantage", "test_watching")
+    class Watching(rlx.Advantage):
+        requires = frozenset({"rollout", "logp_old", "logp_rollout"})
+
+        def __call__(self, batch):
+            seen.append(batch)
+            return {"advantages": batch.spread(batch.rewards)}
+
+    return seen
+
+
+def _run(model, tmp_path, plugins, **changes):
+    return run(model, tmp_path, plugins={"advantage": "test_watching", **plugins}, **{"max_steps": 2, **changes})
+
+
+def test_without_a_sampler_the_step_trains_the_prompts_of_trls_data_loader(model, tmp_path, registered, batches):
+    @registered("temperature", "test_nothing")
+    class Nothing(rlx.Temperature):
+        def prepare(self, new, groups, ctx):
+            pass
+
+    plain = run(model, tmp_path / "a", plugins={"advantage": "test_watching"} | {"advantage": "grpo"}, max_steps=2)
+    with_program = _run(model, tmp_path / "b", {"temperature": "test_nothing"})
+    assert [sorted(set(b.prompt_key)) for b in batches] == _prompts_of(plain, 2)
+    assert [b.size for b in batches] == [8, 8]
+    assert logs(with_program)[0]["completions/max_length"] <= 10
+
+
+def _prompts_of(trainer, steps):
+    order = list(trainer._get_train_sampler(trainer.train_dataset))
+    return [sorted({str(i) for i in order[8 * s : 8 * s + 8]}) for s in range(steps)]
+
+
+def test_rollouts_pause_and_go_on_from_their_own_tokens(model, tmp_path, registered, batches):
+    looks = []
+
+    @registered("pruner", "test_looking")
+    class Looking(rlx.Pruner):
+        def pause(self, ctx):
+            return [3, 6]
+
+        def look(self, groups, ctx):
+            paused = [r for g in groups for r in g.rollouts if r.state == "paused"]
+            hidden = yield Forward(paused, "hidden")
+            looks.append({r.slot: (list(r.tokens), h.shape) for r, h in zip(paused, hidden)})
+            if len(looks) == 1:
+                paused[0].state = "pruned"
+
+    _run(model, tmp_path, {"pruner": "test_looking"}, max_steps=1, per_device_train_batch_size=4)
+    first, second = looks[:2]
+    assert {len(tokens) for tokens, _ in first.values()} == {3} and {len(t) for t, _ in second.values()} == {6}
+    assert len(second) == len(first) - 1
+    for slot, (tokens, shape) in second.items():
+        assert tokens[:3] == first[slot][0] and shape == (32,)
+    rows = {r.slot: r.tokens for r in batches[0].rollout}
+    assert all(rows[slot][:6] == tokens for slot, (tokens, _) in second.items())
+    assert batches[0].size == 3
+
+
+def test_a_context_is_sampled_with_and_trained_without(model, tmp_path, registered, batches):
+    scored = {}
+
+    @registered("hint", "test_context")
+    class Context(rlx.Hint):
+        token_columns = frozenset({"help"})
+
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.context = groups[r.group].extras["help"]
+
+        def annotate(self, groups, ctx):
+            rows = [r for g in groups for r in g.done()]
+            for r, logp in zip(rows, (yield Forward(rows, "logp"))):
+                scored[r.group, r.slot] = logp
+
+    data = dataset(help=["(help)"] * 24)
+    t = _run(model, tmp_path, {"hint": "test_context"}, train_dataset=data, max_steps=1)
+    (batch,) = batches
+    assert batch.helped.all() and t.processing_class.decode(batch.rollout[0].context) == "(help)"
+    plain = t.processing_class(data[int(batch.prompt_key[0])]["prompt"])["input_ids"]
+    assert batch.prompt_ids[0] == plain
+    for i, r in enumerate(batch.rollout):
+        n = len(r)
+        helped = torch.tensor(scored[r.group, r.slot])
+        torch.testing.assert_close(batch.logp_rollout[i, :n], helped, atol=1e-5, rtol=0)  # the engine saw the context
+        assert (batch.logp_old[i, :n] - helped).abs().max() > 1e-3  # training does not
+
+
+def test_a_hint_prefix_is_in_the_response_but_not_in_the_loss(model, tmp_path, registered, batches):
+    @registered("hint", "test_prefix")
+    class Prefix(rlx.Hint):
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.segments = [rlx.Segment([20, 21, 22], "hint")]
+
+    _run(model, tmp_path, {"hint": "test_prefix"}, max_steps=1)
+    (batch,) = batches
+    assert batch.response_ids[:, :3].tolist() == [[20, 21, 22]] * 8
+    assert batch.hint_mask[:, :3].all() and not batch.response_mask[:, :3].any()
+    assert (batch.response_mask.sum(1) <= 7).all() and batch.response_mask.any(1).all()
+
+
+def test_every_row_has_its_own_temperature(model, tmp_path, registered, batches):
+    @registered("temperature", "test_two")
+    class Two(rlx.Temperature):
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.temperature = 1e-4 if r.slot < 2 else 3.0
+
+    _run(model, tmp_path, {"temperature": "test_two"}, max_steps=1)
+    for g in {r.group for r in batches[0].rollout}:
+        cold = [r.tokens for r in batches[0].rollout if r.group == g and r.slot < 2]
+        hot = [r.tokens for r in batches[0].rollout if r.group == g and r.slot >= 2]
+        assert cold[0] == cold[1] and hot[0] != hot[1]
+
+
+def test_with_chunks_a_group_moves_on_before_the_others_have_ended(model, tmp_path, registered):
+    calls = []
+
+    @registered("pruner", "test_early")
+    class Early(rlx.Pruner):
+        capabilities = frozenset({"until_group", "abort"})
+        ends_generation = True
+
+        def enough(self, ready, ctx):
+            calls.append(len(ready))
+            return len(ready) >= 1
+
+        def close(self, left, ctx):
+            states = {r.state for g in left for r in g.rollouts}
+            ctx.log("pruner/parked", sum(r.state == "parked" for g in left for r in g.rollouts))
+            assert states <= {"parked", "finished"}
+
+    @registered("hint", "test_ended")
+    class Ended(rlx.Hint):
+        """The rows of the first group need one more token; the others ten."""
+
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.max_tokens = 1 if groups[r.group] is ctx.started[0] else 10
+
+    plugins = {"pruner": "test_early", "hint": "test_ended"}
+    t = run(model, tmp_path, plugins=plugins, generation_chunk=1, max_steps=1)
+    assert logs(t)[0]["rlx/rows"] == 4 and logs(t)[0]["rlx/pruner/parked"] >= 1
+    assert logs(t)[0]["completions/max_length"] == 1
+
+
+def test_a_sampler_draws_from_the_whole_dataset_and_learns_from_the_update(model, tmp_path, registered, batches):
+    told = []
+
+    @registered("sampler", "test_first")
+    class First(rlx.Sampler):
+        capabilities = frozenset({"choose_prompts"})
+        told: list = rlx.state(factory=list)
+
+        def draw(self, n, ctx):
+            assert len(ctx.prompts) == 24 and ctx.columns("p3")["target"] == 3
+            return [f"p{i + len(self.told)}" for i in range(n)]
+
+        def feedback(self, batch, ctx):
+            self.told.append(sorted(set(batch.prompt_key)))
+            told.append((ctx.step, float(batch.logp_old[batch.response_mask].mean())))
+
+    data = dataset(prompt_key=[f"p{i}" for i in range(24)])
+    t = _run(model, tmp_path, {"sampler": "test_first"}, train_dataset=data, max_steps=4, num_iterations=2)
+    assert t.parts.one("sampler").told == [["p0", "p1"], ["p1", "p2"]]
+    assert [step for step, _ in told] == [0, 2]
+
+
+def test_rows_that_do_not_fill_the_batch_are_padded_with_rows_that_count_nowhere(model, tmp_path, registered, batches):
+    @registered("allocator", "test_odd")
+    class Odd(rlx.Allocator):
+        def more(self, idle, ctx):
+            return [r for g in idle if not g.rollouts for r in g.start(3 if g is ctx.started[0] else 2)]
+
+    counts = []
+
+    @registered("clip", "test_counting")
+    class Counting(rlx.Clip):
+        def __call__(self, terms):
+            counts.append(terms.batch)
+            return -terms.ratio * terms.advantages
+
+    plugins = {"allocator": "test_odd", "clip": "test_counting"}
+    t = _run(model, tmp_path, plugins, max_steps=1, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert batches[0].size == 5
+    assert [b.size for b in counts] == [4, 4]
+    assert sum(int((b.loss_count > 0).sum()) for b in counts) == 5
+    assert logs(t)[0]["completions/min_length"] >= 1 and logs(t)[0]["rlx/rows"] == 5
+
+
+def test_reward_functions_see_finished_rows_and_their_columns(model, tmp_path, registered):
+    calls = []
+
+    def reward(prompts, completions, completion_ids, target, log_extra, **columns):
+        calls.append((len(prompts), sorted(set(target))))
+        log_extra("length", [len(ids) for ids in completion_ids])
+        assert all(prompt == f"{t}+{t * t}=" for prompt, t in zip(prompts, target))
+        return [float(len(ids)) for ids in completion_ids]
+
+    @registered("allocator", "test_rounds")
+    class Rounds(rlx.Allocator):
+        def more(self, idle, ctx):
+            return [r for g in idle if len(g.rollouts) < 4 for r in g.start(2)]
+
+        def observe(self, groups, ctx):
+            for g in groups:
+                assert [r.reward for r in g.rollouts] == [len(r) for r in g.rollouts]
+                assert all(r.components == {"reward": r.reward} for r in g.rollouts)
+
+    t = run(
+        model, tmp_path, plugins={"allocator": "test_rounds"}, reward_funcs=reward, max_steps=1, log_completions=True
+    )
+    assert [n for n, _ in calls] == [4, 4]
+    assert len(t._logs["extra"]["length"]) == len(t._logs["prompt"]) == 8
+
+
+def test_the_weights_do_not_move_when_every_advantage_is_zero(model, tmp_path, registered):
+    @registered("hint", "test_idle")
+    class Idle(rlx.Hint):
+        def prepare(self, new, groups, ctx):
+            pass
+
+    settings = {"reward_funcs": lambda completions, **columns: [1.0] * len(completions), "optim": "sgd"}
+    t = run(model, tmp_path / "a", plugins={"hint": "test_idle"}, max_steps=2, **settings)
+    still = run(model, tmp_path / "b", plugins={"hint": "test_idle"}, max_steps=1, learning_rate=0.0, **settings)
+    assert all(torch.equal(w, weights(still)[name]) for name, w in weights(t).items())
+
+
+def test_operations_are_plain_values_a_hook_may_yield():
+    assert Generate([]).until == "group" and Abort([]).rollouts == []

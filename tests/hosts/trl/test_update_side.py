@@ -1,0 +1,186 @@
+"""The batch phase and the loss inside the trainer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from trl_tiny import TRL_EQUIVALENT, dataset, digits, logs, lower, run, trainer, weights
+
+import rlx_plugins as rlx
+
+
+def test_a_selector_that_cuts_rows_shortens_the_training_forward(model, tmp_path, registered):
+    @registered("selector", "test_first_half")
+    class FirstHalf(rlx.Selector):
+        cuts_rows = True
+
+        def __call__(self, batch):
+            first = torch.arange(batch.response_mask.shape[1]) < 4
+            return {"weight": first.expand_as(batch.response_mask).float(), "kept_length": batch.group * 0 + 4}
+
+    t = trainer(model, tmp_path, plugins={"selector": "test_first_half"}, max_steps=1, beta=0.1)
+    seen = {True: [], False: []}
+    t.model.register_forward_hook(
+        lambda module, args, kwargs, out: seen[torch.is_grad_enabled()].append(kwargs["input_ids"].shape[1]),
+        with_kwargs=True,
+    )
+    t.train()
+    with_gradient = seen[True]
+    longest_prompt = max(len(t.processing_class(p)["input_ids"]) for p in t.train_dataset["prompt"])
+    assert len(with_gradient) == 1 and with_gradient[0] <= longest_prompt + 4
+    assert math.isfinite(logs(t)[0]["loss"]) and logs(t)[0]["grad_norm"] > 0
+
+
+def test_cut_rows_train_like_whole_rows_with_the_same_weights(model, tmp_path, registered):
+    def first_tokens(name, cuts):
+        @registered("selector", name)
+        class First(rlx.Selector):
+            cuts_rows = cuts
+
+            def __call__(self, batch):
+                weight = (torch.arange(batch.response_mask.shape[1]) < 3).expand_as(batch.response_mask).float()
+                return {"weight": weight} | ({"kept_length": batch.group * 0 + 3} if cuts else {})
+
+        return run(model, tmp_path / name, plugins={**TRL_EQUIVALENT, "selector": name}, optim="sgd", learning_rate=0.5)
+
+    cut, whole = first_tokens("test_cut", True), first_tokens("test_whole", False)
+    assert [r["loss"] for r in logs(cut)] == pytest.approx([r["loss"] for r in logs(whole)], abs=1e-6)
+    for name, weight in weights(cut).items():
+        torch.testing.assert_close(weight, weights(whole)[name], atol=1e-6, rtol=0)
+
+
+def test_dropped_rows_count_nowhere(model, tmp_path, registered):
+    seen = []
+
+    @registered("reward", "test_drop_worst")
+    class DropWorst(rlx.Reward):
+        def __call__(self, batch):
+            return {"keep": batch.rewards > batch.rewards.min()}
+
+    @registered("clip", "test_watching")
+    class Watching(rlx.Clip):
+        def __call__(self, terms):
+            seen.append(terms.batch)
+            return -terms.ratio * terms.advantages
+
+    plugins = {"reward": "test_drop_worst", "clip": "test_watching"}
+    run(model, tmp_path, plugins=plugins, max_steps=1, gradient_accumulation_steps=2)
+    rows = torch.cat([batch.loss_weight.sum(1) for batch in seen])
+    counts = torch.cat([batch.loss_count for batch in seen])
+    assert len(rows) == 16 and (counts == rows).all() and 0 < (rows == 0).sum() < 8
+
+
+def test_columns_stay_with_their_rows_through_trls_shuffle(model, tmp_path, registered):
+    seen = []
+
+    @registered("advantage", "test_row_number")
+    class RowNumber(rlx.Advantage):
+        provides = frozenset({"first_token", "text"})
+        requires = frozenset({"entropy", "logp_old", "target"})
+
+        def __call__(self, batch):
+            assert torch.isfinite(batch.entropy[batch.response_mask]).all()
+            return {
+                "advantages": batch.spread(batch.row_id.float()),
+                "first_token": batch.response_ids[:, 0].clone(),
+                "text": [f"{key}/{int(target)}" for key, target in zip(batch.prompt_key, batch.target)],
+            }
+
+    @registered("clip", "test_looking")
+    class Looking(rlx.Clip):
+        def __call__(self, terms):
+            seen.append(terms.batch)
+            return terms.ratio * 0
+
+    plugins = {"advantage": "test_row_number", "clip": "test_looking"}
+    run(model, tmp_path, plugins=plugins, max_steps=1, gradient_accumulation_steps=2)
+    assert len(seen) == 2
+    for batch in seen:
+        assert torch.equal(batch.first_token, batch.response_ids[:, 0])
+        assert torch.equal(batch.advantages, batch.spread(batch.row_id.float()))
+        assert batch.text == [f"{key}/{key}" for key in batch.prompt_key]  # the dataset's target is its row number
+
+
+def test_auxiliary_and_distillation_terms_join_the_loss(model, tmp_path, registered):
+    @registered("auxiliary", "test_entropy_term")
+    class EntropyTerm(rlx.Auxiliary):
+        coef: float = 0.5
+        requires = frozenset({"entropy"})
+
+        def __call__(self, terms, loss):
+            return terms.entropy
+
+    @registered("distill", "test_forward_kl")
+    class ForwardKL(rlx.Distill):
+        requires = frozenset({"logp_teacher"})
+        capabilities = frozenset({"logits", "teacher_logits"})
+
+        def from_logits(self, logits, columns):
+            p = columns["teacher_logits"].log_softmax(-1)
+            return {"kl": (p.exp() * (p - logits.log_softmax(-1))).sum(-1), "rebuilt": logits.log_softmax(-1)}
+
+        def __call__(self, terms, loss):
+            chosen = terms.logits["rebuilt"].gather(-1, terms.batch.response_ids[..., None])[..., 0]
+            torch.testing.assert_close(chosen[terms.mask], terms.logp_new[terms.mask])
+            return terms.logits["kl"]
+
+    plugins = {"auxiliary": "test_entropy_term", "distill": "test_forward_kl", "distill_coef": 2.0}
+    t = run(model, tmp_path, plugins=plugins, teacher_model=model, num_iterations=2, max_steps=2, temperature=0.7)
+    first, second = logs(t)
+    assert first["rlx/distill/loss"] == pytest.approx(0.0, abs=1e-6)  # the student starts as its teacher
+    assert second["rlx/distill/loss"] > 1e-4
+    assert first["rlx/auxiliary/test_entropy_term"] == pytest.approx(first["entropy"], rel=1e-5)
+    assert first["loss"] == pytest.approx(0.5 * first["entropy"], abs=1e-4)
+
+
+def test_a_quant_plugin_wraps_the_model_before_the_optimizer_is_built(model, tmp_path, registered):
+    @registered("quant", "test_rounding")
+    class Rounding(rlx.Quant):
+        batches: int = rlx.state(0)
+
+        def wrap(self, model):
+            model.lm_head.register_forward_pre_hook(lambda module, args: ((args[0] * 64).round() / 64,))
+            self.wrapped = True
+            return model
+
+        def observe(self, batch):
+            self.batches += 1
+
+    t = run(model, tmp_path, plugins={"quant": "test_rounding"}, max_steps=2)
+    assert t.parts.one("quant").wrapped and t.parts.one("quant").batches == 2
+
+
+def test_lora_with_a_reference_trains_its_adapter(model, tmp_path):
+    from peft import LoraConfig
+
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    t = run(model, tmp_path, plugins=TRL_EQUIVALENT, peft_config=lora, beta=0.05, num_iterations=2)
+    trained = {name: w for name, w in weights(t).items() if "lora_B" in name}
+    assert trained and all(float(w.abs().max()) > 0 for w in trained.values())
+    assert logs(t)[1]["kl"] > 0
+
+
+def test_evaluation_is_trls(model, tmp_path):
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8, "max_steps": 2}
+    t = run(model, tmp_path, plugins={"advantage": "grpo"}, eval_dataset=dataset(4), **settings)
+    (evaluated,) = [row for row in t.state.log_history if "eval_loss" in row]
+    assert math.isfinite(evaluated["eval_reward"]) and not any("rlx" in name for name in evaluated)
+
+
+def test_reward_functions_may_be_async_or_answer_none(model, tmp_path):
+    async def slow(completions, **columns):
+        return digits(completions)
+
+    def sometimes(completions, **columns):
+        return [None if i % 4 == 0 else 1.0 * i for i, _ in enumerate(completions)]
+
+    def seldom(completions, **columns):
+        return [None if i % 4 == 0 else 0.0 for i, _ in enumerate(completions)]
+
+    plugins = {"advantage": {"name": "grpo"}}
+    t = run(model, tmp_path / "a", plugins=plugins, reward_funcs=[sometimes, seldom], max_steps=1)
+    assert logs(t)[0]["rlx/unscorable"] == 2.0
+    t = run(model, tmp_path / "b", plugins=plugins, reward_funcs=[slow, lower], max_steps=1)
+    assert "rewards/slow/mean" in logs(t)[0]
