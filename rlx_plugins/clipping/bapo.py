@@ -88,7 +88,7 @@ class BAPO(Clip):
 
     def search(self, terms: PolicyTerms) -> Bounds:
         """The bounds for this micro-batch of every rank."""
-        ratio = masked(terms.ratio.detach(), terms.mask)
+        ratio = terms.ratio.detach()
         ratio = ratio.to(torch.promote_types(ratio.dtype, torch.float32))
         lows = _candidates(self.low_start, self.low_max, self.low_step, ratio)
         highs = _candidates(self.high_start, self.high_max, self.high_step, ratio)

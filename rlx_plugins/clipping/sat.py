@@ -14,7 +14,7 @@ from ..core.registry import register
 from ..core.terms import PolicyTerms, clip_fraction, clipped_surrogate, masked_mean
 
 QUANTILE_SLACK = 1e-9
-"""Keeps a product such as 0.55 * 20 from being rounded up to the next token."""
+"""Keeps a product such as 0.28 * 25 from being rounded up to the next token."""
 
 
 class TrustRegion(NamedTuple):

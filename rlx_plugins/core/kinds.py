@@ -194,6 +194,7 @@ class Pruner(RolloutPart):
 class UpdatePart(Plugin):
     """Tensor mathematics over the signal table of a batch; masked positions may hold garbage, NaN included.
 
+    Numbers among the returned columns describe the whole batch and are also logged, as rlx/<kind>/<name>/<key>.
     State changes in `__call__`, which every rank runs on the same whole batch (in the loss phase: on its micro-batch).
     `scope`: whose statistics it uses: "row", "group", "batch", or "micro" (those of one micro-batch, with at most one
     fixed-size `terms.all_reduce` per call).

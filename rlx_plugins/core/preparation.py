@@ -5,7 +5,9 @@ reward -> advantage -> drop keep=False -> correction -> aggregate -> selector
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,17 +46,18 @@ def prepare(parts: Parts, batch: RolloutBatch) -> Prepared:
     if batch.has("logp_old"):
         check_finite("logp_old", batch.logp_old, batch)
     raw = batch.rewards
+    metrics: dict[str, float] = {}
     batch = batch.with_columns(row=torch.arange(batch.size, device=batch.device))
     for part in parts["reward"]:
-        batch = batch.with_columns(**part(batch))
+        batch = batch.with_columns(**_columns(part, part(batch), metrics))
     if parts.baseline == "kept":
         batch = _kept(batch)
-    batch = _credit(parts, batch)
+    batch = _credit(parts, batch, metrics)
     if parts.baseline == "all":
         batch = _kept(batch)
     correction = torch.ones_like(batch.advantages)
     for part in parts["correction"]:
-        columns = dict(part(batch))
+        columns = _columns(part, part(batch), metrics)
         correction = correction * columns.pop("weight")
         batch = batch.with_columns(**columns)
     batch = batch.with_columns(correction_weight=correction)
@@ -63,7 +66,7 @@ def prepare(parts: Parts, batch: RolloutBatch) -> Prepared:
     batch = _other_terms(parts, batch)
     kept_length: Tensor | None = None
     for part in parts["selector"]:
-        columns = dict(part(batch))
+        columns = _columns(part, part(batch), metrics)
         weight = weight * columns.pop("weight")
         if (cut := columns.pop("kept_length", None)) is not None:
             kept_length = cut if kept_length is None else torch.minimum(kept_length, cut)
@@ -71,7 +74,7 @@ def prepare(parts: Parts, batch: RolloutBatch) -> Prepared:
     batch = batch.with_columns(loss_weight=weight, loss_count=policy["count"])
     if kept_length is not None:
         batch = batch.with_columns(kept_length=kept_length)
-    return Prepared(batch, _metrics(parts, batch, raw))
+    return Prepared(batch, metrics | _metrics(parts, batch, raw))
 
 
 def check_rewards(batch: RolloutBatch) -> None:
@@ -102,8 +105,18 @@ def _kept(batch: RolloutBatch) -> RolloutBatch:
     return batch.rows(batch.keep)
 
 
-def _credit(parts: Parts, batch: RolloutBatch) -> RolloutBatch:
-    columns = dict(parts.one("advantage")(batch))
+def _columns(part: Any, returned: Mapping[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
+    """What a part returned, with its numbers (statistics of the whole batch) also reported as <kind>/<name>/<key>."""
+    for key, value in returned.items():
+        is_number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.ndim == 0)
+        if is_number:
+            metrics[f"{part.kind}/{part.name}/{key}"] = float(value)
+    return dict(returned)
+
+
+def _credit(parts: Parts, batch: RolloutBatch, metrics: dict[str, float]) -> RolloutBatch:
+    part = parts.one("advantage")
+    columns = _columns(part, part(batch), metrics)
     advantages = columns.pop("advantages")
     scorable = torch.isfinite(batch.rewards)[:, None] & batch.response_mask
     zero = torch.zeros((), dtype=advantages.dtype, device=advantages.device)

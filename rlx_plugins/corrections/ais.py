@@ -38,7 +38,7 @@ class AIS(Correction):
         alpha = 1 - (1 - s1)(1 - s2)(1 - s3)      or their mean;      weight = 1 - alpha + alpha min(x, upper)
 
     Reads logp_old, logp_rollout, response_mask [B,T] of the whole batch; returns weight [B,T], 0 where masked, at least
-    float32. A token the engine could not score (NaN) has x = 1. State: alpha of the last step, for `ema`; a batch
+    float32; alpha, ess, kl and cv, numbers. A token the engine could not score (NaN) has x = 1. State: alpha of the last step, for `ema`; a batch
     without model tokens leaves it as it was.
 
     The paper names the three diagnostics and the mixing; the formulas of the scores, their combination and all
@@ -60,11 +60,13 @@ class AIS(Correction):
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         mask = batch.response_mask
+        found = self.diagnose(batch)
         if bool(mask.any()):
-            alpha = self.mixing(self.diagnose(batch))
+            alpha = self.mixing(found)
             self.alpha = alpha if self.alpha is None else self.ema * self.alpha + (1 - self.ema) * alpha
         alpha = self.alpha or 0.0
-        return {"weight": masked((1 - alpha) + alpha * self.log_ratio(batch).exp().clamp(max=self.upper), mask)}
+        x = self.log_ratio(batch).exp().clamp(max=self.upper)
+        return {"weight": masked((1 - alpha) + alpha * x, mask), "alpha": alpha, **found._asdict()}
 
     def log_ratio(self, batch: RolloutBatch) -> Tensor:
         """log x [B,T], 0 where unknown or masked."""

@@ -42,7 +42,8 @@ class TIS(Correction):
     d = logp_old - logp_rollout; the log-weight is d (token), its sum over the row (sequence), or its mean (geometric);
     weight = clamp(exp(clamp(log-weight, +-safety)), lower, upper).
 
-    Reads logp_old, logp_rollout, response_mask [B,T]; returns weight [B,T], 0 where masked, at least float32. A token
+    Reads logp_old, logp_rollout, response_mask [B,T]; returns weight [B,T], 0 where masked, at least float32,
+    the effective sample size and the share of truncated tokens (numbers). A token
     the engine could not score counts as d = 0 (`nan_policy="one"`), or gets weight 0 and leaves its row's sum and mean
     ("drop"); the loss's denominator is unchanged either way.
 
@@ -66,7 +67,12 @@ class TIS(Correction):
             raise ConfigError(f"correction tis.lower: must be <= upper ({self.upper:g}), got {self.lower:g}")
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        return {"weight": self.truncate(batch).weight}
+        found = self.truncate(batch)
+        return {
+            "weight": found.weight,
+            "effective_sample_size": found.effective_sample_size(),
+            "truncated": masked_mean((found.raw > self.upper).to(found.raw.dtype), found.live),
+        }
 
     def truncate(self, batch: RolloutBatch) -> Truncated:
         """The weights, with what they were before truncation."""

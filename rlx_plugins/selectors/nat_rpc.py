@@ -62,7 +62,5 @@ class NATPrefix(Selector):
 
     def inverse_survival(self, rank: Tensor, n: Tensor) -> Tensor:
         """1 / P(L >= t) [B,T] of the t-th model token, float64."""
-        first = self.first(n)
-        beyond = (rank > first[:, None]) & (rank <= n[:, None])
-        survivors = torch.where(beyond, n[:, None] - rank + 1, (n - first + 1)[:, None])
-        return (n - first + 1)[:, None].double() / survivors
+        n, first = n[:, None], self.first(n)[:, None]
+        return (n - first + 1).double() / (n - torch.maximum(rank, first) + 1)

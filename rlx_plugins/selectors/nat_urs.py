@@ -13,9 +13,6 @@ from ..core.params import param
 from ..core.randomness import row_uniform
 from ..core.registry import register
 
-STRIDE = -7046029254386353131
-"""Odd 64-bit step between the states of neighbouring positions (splitmix64's 0x9E3779B97F4A7C15, signed)."""
-
 
 @register("selector", "nat_urs")
 @dataclass
@@ -47,4 +44,4 @@ def token_uniform(batch: RolloutBatch, name: str) -> Tensor:
         return first
     start = (first * 2**53).to(torch.int64)
     position = torch.arange(batch.response_mask.shape[1], device=first.device)
-    return row_uniform(start[:, None] + position * STRIDE, name)
+    return row_uniform(start[:, None] + position, name)

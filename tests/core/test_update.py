@@ -101,7 +101,7 @@ def test_the_phases_run_in_order_and_hand_their_columns_on(add):
 
     class Half(rlx.Correction):
         def __call__(self, batch):
-            return {"weight": torch.full_like(batch.advantages, 0.5), "was": batch.seen}
+            return {"weight": torch.full_like(batch.advantages, 0.5), "was": batch.seen, "strength": 0.5}
 
     class First(rlx.Selector):
         cuts_rows = True
@@ -119,6 +119,7 @@ def test_the_phases_run_in_order_and_hand_their_columns_on(add):
     assert out.batch.loss_count.tolist() == [2, 1, 3, 2]  # a selector never changes the count
     assert out.batch.kept_length.tolist() == [1, 1, 1, 2]
     assert out.metrics["selector/kept_tokens"] == pytest.approx(4 / 8)
+    assert out.metrics["correction/order/strength"] == 0.5
 
 
 def test_an_unscorable_row_gets_no_advantage_whatever_the_estimator_says(add):

@@ -88,8 +88,9 @@ def test_rpc_keeps_the_tool_tokens_before_the_cut_and_nothing_of_an_empty_row():
     assert out["weights"].tolist() == [[1.0, 0.0, 1.5, 0.0, 0.0], [0.0] * 5]
 
 
-def test_rpc_reaches_the_last_token_with_the_largest_uniform_and_its_largest_weight():
-    inputs = {"response_mask": torch.ones(1, 7), "u": [1 - 2**-53]}
+@pytest.mark.parametrize("u", [1 - 2**-53, 1.0], ids=["largest float64 uniform", "rounded up in float32"])
+def test_rpc_reaches_the_last_token_with_the_largest_uniform_and_its_largest_weight(u):
+    inputs = {"response_mask": torch.ones(1, 7), "u": [u]}
     out = evaluate("selector", "nat_rpc", inputs, {"min_prefix": 3})
     assert out["cut"].tolist() == [7] and out["weights"].max() == 5
     capped = evaluate("selector", "nat_rpc", inputs, {"min_prefix": 3, "w_max": 2.0})["weights"]

@@ -131,8 +131,11 @@ def micro_batch(inputs: Mapping[str, Any], values: Mapping[str, Any], like: Roll
 
 def cut_responses(inputs: Mapping[str, Any], length: int) -> dict[str, Any]:
     """TRL's dictionary with every response shortened to `length` tokens, extra keys included."""
-    width = inputs["completion_ids"].shape[1]
-    return {
-        name: fit(v, length, width) if name in RESPONSE_KEYS or name.startswith(PREFIX) else v
-        for name, v in inputs.items()
-    }
+    width, prompt = inputs["completion_ids"].shape[1], inputs["prompt_ids"].shape[1]
+    out = dict(inputs)
+    for name, value in inputs.items():
+        if name in RESPONSE_KEYS or name.startswith(PREFIX):
+            out[name] = fit(value, length, width)
+        elif name in ("token_type_ids", "mm_token_type_ids"):
+            out[name] = value[:, : prompt + length]
+    return out

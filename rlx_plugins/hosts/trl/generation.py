@@ -43,6 +43,7 @@ class LockStep:
         self.trainer, self.version, self.chunk = trainer, version, chunk
         self.own_temperatures, self.report_logp = own_temperatures, report_logp
         self.accelerator = trainer.accelerator
+        self.serving = False
         self.logged: dict[tuple[str, int], dict[str, Any]] = {}
 
     def run(self, program: Steps | None, finish: Callable[[Any], Any]) -> Any:
@@ -57,7 +58,8 @@ class LockStep:
         except StopIteration as end:
             result = finish(end.value)
         except Exception as error:
-            self._broadcast({"do": "fail", "why": f"{type(error).__name__}: {error}"})
+            if not self.serving:  # the other ranks wait for a message, not inside a collective
+                self._broadcast({"do": "fail", "why": f"{type(error).__name__}: {error}"})
             raise
         self._broadcast({"do": "end", "result": result})
         return result
@@ -80,7 +82,10 @@ class LockStep:
     def _all(self, message: Message) -> Any:
         """Have all ranks serve a message; rank 0 gets the results of all rows, in order."""
         self._broadcast(message)
-        return self._serve(message)
+        self.serving = True
+        result = self._serve(message)
+        self.serving = False
+        return result
 
     # ---- rank 0: operations on rollouts
     def execute(self, operation: Operation) -> Any:

@@ -35,6 +35,7 @@ from .columns import (
     log_probs,
     micro_batch,
     own_rows,
+    response_mask,
     token_columns,
 )
 from .config import check_options, check_saving, corrects_sampling, needs_program
@@ -290,12 +291,15 @@ class RLXTrainer(GRPOTrainer):
 
     def _join(self, made: Rollouts, out: dict[str, Any]) -> RolloutBatch:
         """The program's rows with the log-probs the parent computed for them."""
-        forward = gather_rows(self.accelerator, log_probs(out) | self._forward_columns(out))
-        forward.pop("logp_rollout", None)
+        local = log_probs(out) | self._forward_columns(out) | {"response_mask": response_mask(out)}
+        local.pop("logp_rollout", None)
+        forward = gather_rows(self.accelerator, local)
         batch, size = made.batch, made.batch.size
         width = max([batch.response_ids.shape[1], *(c.shape[1] for c in forward.values())])
         columns = {name: fit(c, width, batch.response_ids.shape[1]) for name, c in batch.items()}
-        columns |= {name: fit(c[:size], width, c.shape[1]) for name, c in forward.items()}
+        forward = {name: fit(c[:size], width, c.shape[1]) for name, c in forward.items()}
+        forward["response_mask"] = forward["response_mask"] & columns["response_mask"]  # mask_truncated_completions
+        columns |= forward
         for name in set(self._dataset_signals) - set(columns):
             values = [self.dataset_row(key)[name] for key in batch.prompt_key]
             columns[name] = dataset_column(values, self.accelerator.device)
@@ -544,11 +548,18 @@ class _StepEnd(TrainerCallback):
 
 def _with_prompt_keys(dataset: Any) -> Any:
     """The dataset with a `prompt_key` column of strings: its own, or the row number."""
-    if dataset is None or PROMPT_KEY in column_names(dataset):
-        return dataset
-    if hasattr(dataset, "add_column"):
-        return dataset.map(lambda row, i: {PROMPT_KEY: str(i)}, with_indices=True)
-    return dataset
+    if dataset is None:
+        return None
+    if PROMPT_KEY in column_names(dataset):
+        return dataset.map(lambda row: {PROMPT_KEY: str(row[PROMPT_KEY])}) if _not_text(dataset) else dataset
+    if hasattr(dataset, "__len__"):
+        return dataset.add_column(PROMPT_KEY, [str(i) for i in range(len(dataset))])
+    return dataset.map(lambda row, i: {PROMPT_KEY: str(i)}, with_indices=True)
+
+
+def _not_text(dataset: Any) -> bool:
+    feature = (dataset.features or {}).get(PROMPT_KEY)
+    return getattr(feature, "dtype", "string") not in ("string", "large_string")
 
 
 def _unique(names: list[str]) -> list[str]:

@@ -14,7 +14,9 @@ from typing import Any
 from ...core.errors import ConfigError, close_matches
 
 
-def evaluate(kind: str, name: str, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def evaluate(
+    kind: str, name: str, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Run method `name` of `kind` on nested lists or arrays; float64.
 
     inputs   argument name -> nested lists, arrays or tensors; None inside a list of numbers means NaN

@@ -6,8 +6,8 @@ from typing import Any
 
 from ...core.batch import RolloutBatch
 from ...core.registry import create
-from ...core.terms import masked_mean
 from .building import reward_batch, tensor
+from .correction_guide import FORMS as GUIDE_FORMS
 
 Result = dict[str, Any]
 
@@ -33,13 +33,13 @@ def tis(
         batch_normalize=batch_normalize,
         safety=safety,
     )
-    found = part.truncate(_batch(logp_old, logp_rollout, response_mask))
-    truncated = (found.raw > upper).to(found.raw.dtype)
+    batch = _batch(logp_old, logp_rollout, response_mask)
+    found = part(batch)
     return {
-        "weights": found.weight,
-        "mask": found.live.long(),
-        "ess": found.effective_sample_size(),
-        "frac_truncated": masked_mean(truncated, found.live),
+        "weights": found["weight"],
+        "mask": part.truncate(batch).live.long(),
+        "ess": found["effective_sample_size"],
+        "frac_truncated": found["truncated"],
     }
 
 
@@ -69,8 +69,8 @@ def ais(
     )
     part.load_state_dict({"alpha": prev_alpha})
     batch = _batch(logp_old, logp_rollout, response_mask)
-    weights = part(batch)["weight"]
-    return {"weights": weights, "alpha": part.alpha or 0.0, **part.diagnose(batch)._asdict()}
+    found = part(batch)
+    return {"weights": found.pop("weight"), **found}
 
 
 def _batch(logp_old: Any, logp_rollout: Any, response_mask: Any) -> RolloutBatch:
@@ -78,4 +78,4 @@ def _batch(logp_old: Any, logp_rollout: Any, response_mask: Any) -> RolloutBatch
     return batch.with_columns(logp_old=tensor(logp_old), logp_rollout=tensor(logp_rollout))
 
 
-FORMS = {"tis": tis, "ais": ais}
+FORMS = {"tis": tis, "ais": ais, **GUIDE_FORMS}

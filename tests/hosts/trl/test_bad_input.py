@@ -53,21 +53,16 @@ def test_a_reward_function_that_raises_is_named(model, tmp_path, plugins, asynch
 
 
 def test_nan_log_probs_stop_the_run_before_the_update(model, tmp_path):
-    class Broken(rlx.hosts.trl.RLXTrainer if hasattr(rlx, "hosts") else object):
-        pass
-
-    t = trainer(model, tmp_path, plugins={"advantage": "grpo"})
-    handle = t.model.lm_head.register_forward_pre_hook(
-        lambda module, args: (args[0] * math.nan,) if torch.is_grad_enabled() else None
-    )
+    t = trainer(model, tmp_path, plugins={"advantage": "grpo"}, beta=0.1)
     before = weights(t)
-    original = t._forward_and_parent_metrics
-    t._forward_and_parent_metrics = lambda m, inputs: tuple(
-        x * math.nan if isinstance(x, torch.Tensor) else x for x in original(m, inputs)
-    )
+
+    def diverge(module, args, out):
+        if torch.is_grad_enabled():
+            out.last_hidden_state = out.last_hidden_state * math.nan
+
+    t.model.model.register_forward_hook(diverge)
     with pytest.raises(rlx.DataError, match="logp_new is NaN on a model token in step 0, first for prompt '"):
         t.train()
-    handle.remove()
     assert all(torch.equal(w, before[name]) for name, w in weights(t).items())
 
 

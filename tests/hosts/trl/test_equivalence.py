@@ -43,3 +43,22 @@ def test_plugins_that_say_dapo_train_like_trls_dapo(model, tmp_path, settings):
         assert mine == pytest.approx(his, abs=1e-6, rel=1e-5)
     assert _distance(ours, theirs) < 1e-6
     assert torch.isfinite(torch.tensor([row["loss"] for row in logs(ours)])).all()
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "plugins"),
+    [
+        ("grpo", {"aggregate": "seq_mean_token_mean"}),
+        ("bnpo", {"aggregate": "bnpo"}),
+        ("cispo", {"clip": {"name": "cispo", "ratio_high": 1.2}}),
+        ("sapo", {"clip": "sapo", "aggregate": "seq_mean_token_mean"}),
+    ],
+)
+def test_other_loss_types_of_trl_have_their_plugins(model, tmp_path, loss_type, plugins):
+    settings = {"optim": "sgd", "learning_rate": 0.5, "num_iterations": 2, "gradient_accumulation_steps": 2}
+    epsilon = {"epsilon_high": 1.2} if loss_type == "cispo" else {}
+    ours = run(model, tmp_path / "a", plugins={**TRL_EQUIVALENT, **plugins}, **settings)
+    theirs = run(model, tmp_path / "b", cls=GRPOTrainer, loss_type=loss_type, **epsilon, **settings)
+    for mine, his in zip(logs(ours, "loss", "grad_norm"), logs(theirs, "loss", "grad_norm")):
+        assert mine == pytest.approx(his, abs=1e-6, rel=1e-5)
+    assert _distance(ours, theirs) < 1e-6

@@ -7,9 +7,7 @@ import torch
 from trl_tiny import dataset, logs, run, weights
 
 import rlx_plugins as rlx
-from rlx_plugins import Abort, Forward, Generate
-
-EOS = 1  # of the tiny tokenizer
+from rlx_plugins import Forward
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def test_without_a_sampler_the_step_trains_the_prompts_of_trls_data_loader(model
         def prepare(self, new, groups, ctx):
             pass
 
-    plain = run(model, tmp_path / "a", plugins={"advantage": "test_watching"} | {"advantage": "grpo"}, max_steps=2)
+    plain = run(model, tmp_path / "a", plugins={"advantage": "grpo"}, max_steps=2)
     with_program = _run(model, tmp_path / "b", {"temperature": "test_nothing"})
     assert [sorted(set(b.prompt_key)) for b in batches] == _prompts_of(plain, 2)
     assert [b.size for b in batches] == [8, 8]
@@ -234,6 +232,19 @@ def test_reward_functions_see_finished_rows_and_their_columns(model, tmp_path, r
     assert len(t._logs["extra"]["length"]) == len(t._logs["prompt"]) == 8
 
 
+def test_truncated_rows_are_masked_where_trl_masks_them(model, tmp_path, registered, batches):
+    @registered("hint", "test_bounded")
+    class Bounded(rlx.Hint):
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.segments = [rlx.Segment([20, 1] if r.slot == 0 else [20], "reused", version=0)]
+
+    _run(model, tmp_path, {"hint": "test_bounded"}, max_steps=1, mask_truncated_completions=True)
+    (batch,) = batches
+    assert batch.finished[0] and batch.response_mask[0].sum() == 2  # reused tokens that end in the end of sequence
+    assert torch.equal(batch.response_mask.any(1), batch.finished) and not batch.finished.all()
+
+
 def test_the_weights_do_not_move_when_every_advantage_is_zero(model, tmp_path, registered):
     @registered("hint", "test_idle")
     class Idle(rlx.Hint):
@@ -244,7 +255,3 @@ def test_the_weights_do_not_move_when_every_advantage_is_zero(model, tmp_path, r
     t = run(model, tmp_path / "a", plugins={"hint": "test_idle"}, max_steps=2, **settings)
     still = run(model, tmp_path / "b", plugins={"hint": "test_idle"}, max_steps=1, learning_rate=0.0, **settings)
     assert all(torch.equal(w, weights(still)[name]) for name, w in weights(t).items())
-
-
-def test_operations_are_plain_values_a_hook_may_yield():
-    assert Generate([]).until == "group" and Abort([]).rollouts == []
