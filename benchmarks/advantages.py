@@ -34,7 +34,7 @@ def data(ragged: bool) -> tuple[rlx.RolloutBatch, torch.Tensor]:
     columns = {
         "rewards": components.sum(1),
         "reward_components": components,
-        "component_names": ("accuracy", "format"),
+        "component_names": ("correct", "efficiency"),
         "group": group,
         "response_mask": mask,
         "keep": torch.ones(ROWS, dtype=torch.bool),

@@ -107,15 +107,16 @@ class BAPO(Clip):
         """P for every candidate of the high bound, N for every candidate of the low one: [len(highs)], [len(lows)]."""
         adv = masked(terms.advantages, terms.mask).to(ratio.dtype)
         up, down = adv > 0, adv < 0
-        lows, highs = lows[:, None, None], highs[:, None, None]
+        moved = ratio * adv
+        inside, beyond = _below(highs, torch.bucketize(ratio, highs), masked(moved, up), masked(adv, up))
+        counts = down
+        if self.accounting == "gradient":
+            counts = down if self.dual_clip is None else down & (ratio <= self.dual_clip)
+        place = torch.bucketize(ratio, lows, right=True)
+        under, above = _below(lows, place, masked(-adv, counts), masked(-moved, counts))
         if self.accounting == "value":
-            gain = masked(torch.minimum(ratio, highs) * adv, up)
-            cost = masked(torch.maximum(ratio, lows) * -adv, down)
-        else:
-            ceiling = torch.inf if self.dual_clip is None else self.dual_clip
-            gain = masked(ratio * adv, up & (ratio <= highs))
-            cost = masked(ratio * -adv, down & (ratio >= lows) & (ratio <= ceiling))
-        return gain.sum((1, 2)), cost.sum((1, 2))
+            return inside + highs * beyond, above + lows * under
+        return inside, above
 
 
 def _candidates(start: float, stop: float, step: float, like: Tensor) -> Tensor:
@@ -124,6 +125,20 @@ def _candidates(start: float, stop: float, step: float, like: Tensor) -> Tensor:
     while step > 0 and bound < stop:
         n, bound = n + 1, min(bound + step, stop)
     return (start + step * torch.arange(n, dtype=like.dtype, device=like.device)).clamp(max=stop)
+
+
+def _below(bounds: Tensor, place: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """For every bound: the sum of `low` over the tokens at or below it, and of `high` over those above it.
+
+    `place` [B,T] is the number of bounds each token exceeds. One pass over the tokens, whatever the
+    number of bounds; summed in float64, so that the order in which a device adds does not move the outcome.
+    """
+    place, n = place.flatten(), len(bounds)
+    sums = torch.zeros(2, n + 1, dtype=torch.float64, device=bounds.device)
+    sums.index_add_(1, place, torch.stack([low.flatten(), high.flatten()]).to(torch.float64))
+    at_or_below = sums[0].cumsum(0)[:n]
+    above = sums[1].flip(0).cumsum(0).flip(0)[1:]
+    return at_or_below.to(bounds.dtype), above.to(bounds.dtype)
 
 
 def _first(reached: Tensor) -> Tensor:

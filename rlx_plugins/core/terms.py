@@ -50,7 +50,7 @@ class PolicyTerms:
         reference = self.batch[denominator]
         if denominator != "logp_old" and self.batch.has("logp_old"):
             reference = torch.where(torch.isnan(reference), self.batch.logp_old, reference)
-        d = masked(self.logp_new, self.mask) - masked(reference.to(self.logp_new.dtype), self.mask)
+        d = masked(self.logp_new - reference.to(self.logp_new.dtype), self.mask)
         return d if clamp is None else d.clamp(-clamp, clamp)
 
 
@@ -61,9 +61,9 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean of `x` over the entries of `mask` (over all of them, or along `dim`); 0 where there are none."""
-    n = mask.sum() if dim is None else mask.sum(dim)
-    total = masked(x, mask).sum() if dim is None else masked(x, mask).sum(dim)
-    return total / n.clamp(min=1).to(x.dtype)
+    dims = tuple(range(mask.ndim)) if dim is None else dim
+    n = mask.sum(dims, dtype=torch.int32)  # bools summed as int64, the default, are slow on a CPU
+    return masked(x, mask).sum(dims) / n.clamp(min=1).to(x.dtype)
 
 
 def clipped_surrogate(
@@ -77,11 +77,15 @@ def clipped_surrogate(
 
     `dual_clip` c > 1 bounds the loss of a negative advantage by -A c (arXiv 1912.09729).
     """
-    bounded = torch.minimum(torch.maximum(ratio, _like(low, ratio)), _like(high, ratio))
-    loss = torch.maximum(-advantages * ratio, -advantages * bounded)
+    against = -advantages
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        bounded = torch.minimum(torch.maximum(ratio, _like(low, ratio)), _like(high, ratio))
+    else:
+        bounded = ratio.clamp(low, high)
+    loss = torch.maximum(against * ratio, against * bounded)
     if dual_clip is None:
         return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * _like(dual_clip, ratio)), loss)
+    return torch.where(advantages < 0, torch.minimum(loss, against * _like(dual_clip, ratio)), loss)
 
 
 def _like(x: Tensor | float, ratio: Tensor) -> Tensor:
@@ -91,5 +95,5 @@ def _like(x: Tensor | float, ratio: Tensor) -> Tensor:
 def clip_fraction(ratio: Tensor, advantages: Tensor, low: Tensor | float, high: Tensor | float, mask: Tensor) -> Tensor:
     """Share of the mask's tokens whose gradient the pessimistic clip removes (detached)."""
     r = ratio.detach()
-    cut = ((advantages > 0) & (r > high)) | ((advantages < 0) & (r < low))
-    return masked_mean(cut.to(r.dtype), mask)
+    cut = torch.where(advantages > 0, r > high, (r < low) & (advantages < 0)) & mask
+    return cut.sum(dtype=r.dtype) / mask.sum(dtype=torch.int32).clamp(min=1)

@@ -38,8 +38,8 @@ class AIS(Correction):
         alpha = 1 - (1 - s1)(1 - s2)(1 - s3)      or their mean;      weight = 1 - alpha + alpha min(x, upper)
 
     Reads logp_old, logp_rollout, response_mask [B,T] of the whole batch; returns weight [B,T], 0 where masked, at least
-    float32; alpha, ess, kl and cv, numbers. A token the engine could not score (NaN) has x = 1. State: alpha of the last step, for `ema`; a batch
-    without model tokens leaves it as it was.
+    float32; alpha, ess, kl and cv, numbers. A token the engine could not score (NaN) has x = 1. State: alpha of the
+    last step, for `ema`; a batch without model tokens leaves it as it was.
 
     The paper names the three diagnostics and the mixing; the formulas of the scores, their combination and all
     constants are reconstructions. ESS = 1 / (1 + CV^2): both are kept since the paper has both.

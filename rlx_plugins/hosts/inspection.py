@@ -33,6 +33,7 @@ class Host:
 
 HOSTS = {
     "trl": Host("trl", ">=1.16,<1.17", "rlx_plugins.hosts.trl"),
+    "verl": Host("verl", ">=0.9.1,<0.10", "rlx_plugins.hosts.verl"),
     "table": Host(None, "built in", "rlx_plugins.hosts.table"),
 }
 

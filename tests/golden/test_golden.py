@@ -1,4 +1,4 @@
-"""Worked examples of the papers' mathematics, float64, six digits: `<kind>__<name>.json` holds the cases of one method."""
+"""Worked examples of the papers' mathematics, float64, six digits: `<kind>__<name>.json` has the cases of a method."""
 
 import json
 import math

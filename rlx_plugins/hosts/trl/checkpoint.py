@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import torch
+from transformers.trainer import TRAINER_STATE_NAME
 
 from ...core.config import Parts
 from ...core.errors import ConfigError
@@ -14,7 +15,7 @@ from ...core.state import state_fields
 FILE = "rlx_plugins.pt"
 
 
-def save(parts: Parts, folder: str) -> None:
+def save_parts(parts: Parts, folder: str) -> None:
     """Write the state of every part to `folder`, whole or not at all."""
     os.makedirs(folder, exist_ok=True)
     target = Path(folder) / FILE
@@ -26,8 +27,12 @@ def save(parts: Parts, folder: str) -> None:
     os.replace(unfinished, target)
 
 
-def load(parts: Parts, folder: str) -> None:
-    """Restore the state of every part; refuses a checkpoint without it if any part has state."""
+def load_parts(parts: Parts, folder: str) -> None:
+    """Restore the state of every part; refuses a checkpoint without it if any part has state, and an unfinished one."""
+    if not (Path(folder) / TRAINER_STATE_NAME).exists():
+        raise ConfigError(
+            f"{folder} has no {TRAINER_STATE_NAME}: the run ended while it was written; resume from the one before"
+        )
     path = Path(folder) / FILE
     if path.exists():
         parts.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))

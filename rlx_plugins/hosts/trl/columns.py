@@ -99,7 +99,8 @@ def own_rows(batch: RolloutBatch, total: int, mine: slice, width: int) -> tuple[
     """Columns of this rank's rows for TRL's dictionary, and the values that belong to the whole batch.
 
     `batch` is a prepared batch, `batch.row` the global row of each of its rows among `total`. Rows it lacks (dropped,
-    or padding) get zeros: no mask, no weight, no count. `width` is the response width of this rank's dictionary.
+    or padding) get zeros (no mask, no weight, no count) and group -1. `width` is the response width of this rank's
+    dictionary.
     """
     rows, old_width = batch.row, batch.response_mask.shape[1]
     keys: dict[str, Any] = {}
@@ -109,7 +110,7 @@ def own_rows(batch: RolloutBatch, total: int, mine: slice, width: int) -> tuple[
         if name in ("rollout", "prompt_ids"):
             continue
         if isinstance(column, Tensor) and column.ndim > 0 and len(column) == batch.size:
-            full = column.new_zeros(total, *column.shape[1:])
+            full = column.new_full((total, *column.shape[1:]), -1 if name == "group" else 0)
             full[rows] = column
             keys[PREFIX + name] = fit(full[mine], width, old_width)
         elif isinstance(column, list) and len(column) == batch.size:

@@ -18,6 +18,7 @@ from trl.trainer.utils import pad
 
 from ...core.errors import RLXError
 from ...core.operations import Abort, Forward, Generate, Operation, Steps
+from ...core.rollout import drive
 from ...core.trajectory import Rollout, Segment
 
 if TYPE_CHECKING:
@@ -52,11 +53,7 @@ class LockStep:
             return self._follow()
         assert program is not None
         try:
-            operation = next(program)
-            while True:
-                operation = program.send(self.execute(operation))
-        except StopIteration as end:
-            result = finish(end.value)
+            result = finish(drive(program, self.execute))
         except Exception as error:
             if not self.serving:  # the other ranks wait for a message, not inside a collective
                 self._broadcast({"do": "fail", "why": f"{type(error).__name__}: {error}"})
@@ -115,6 +112,8 @@ class LockStep:
 
     def _ends(self, r: Rollout) -> bool:
         """Whether the rollout is over or stands at its pause; sets its state."""
+        if r.state != "running":
+            return True
         length = len(r)
         last = r.segments[-1].tokens[-1:] if r.segments else []
         if last and last[0] in self.trainer.eos_token_ids and r.segments[-1].from_model:
@@ -186,7 +185,8 @@ class LockStep:
     def _forward(self, operation: Forward) -> list[Any]:
         if not operation.rollouts:
             return []
-        rows = [(r.prompt + r.context, r.tokens) for r in operation.rollouts]
+        asks_for_prompt = operation.want == "prompt_entropy"
+        rows = [(r.prompt, []) if asks_for_prompt else (r.prompt + r.context, r.tokens) for r in operation.rollouts]
         return self._all({"do": "forward", "want": operation.want, "rows": rows})
 
     # ---- every rank: its share
@@ -245,19 +245,17 @@ class LockStep:
 
     def _hidden(self, rows: list[tuple[list[int], list[int]]]) -> list[Tensor]:
         ids, mask = self._padded([prompt + tokens for prompt, tokens in rows], "left")
-        output = self._model()(input_ids=ids, attention_mask=mask, output_hidden_states=True, logits_to_keep=1)
+        output = self.trainer.model(input_ids=ids, attention_mask=mask, output_hidden_states=True, logits_to_keep=1)
         return list(output.hidden_states[-1][:, -1].float().cpu())
 
     def _prompt_entropy(self, rows: list[tuple[list[int], list[int]]]) -> list[float]:
         ids, mask = self._padded([prompt for prompt, _ in rows], "left")
-        logp = (
-            self._model()(input_ids=ids, attention_mask=mask).logits.float() / self.trainer.temperature
-        ).log_softmax(-1)
-        entropy = torch.where(mask.bool(), -(logp.exp() * logp).sum(-1), 0)
-        return (entropy.sum(1) / mask.sum(1)).tolist()
-
-    def _model(self) -> Any:
-        return self.trainer.model
+        logits = self.trainer.model(input_ids=ids, attention_mask=mask).logits.float() / self.trainer.temperature
+        logp = logits.log_softmax(-1)
+        predicts = mask.bool()
+        predicts[mask.sum(1) > 1, -1] = False  # what follows the prompt's last token is no prompt token
+        entropy = torch.where(predicts, -(logp.exp() * logp).sum(-1), 0)
+        return (entropy.sum(1) / predicts.sum(1)).tolist()
 
     def _padded(self, rows: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
         tensors = [torch.tensor(ids, dtype=torch.int64) for ids in rows]

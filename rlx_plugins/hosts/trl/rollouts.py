@@ -17,12 +17,10 @@ from ...core.context import Context
 from ...core.rollout import rollout_program
 from ...core.trajectory import Group
 from .generation import LockStep
+from .inputs import PROMPT_KEY
 
 if TYPE_CHECKING:
     from .trainer import RLXTrainer
-
-PROMPT_KEY = "prompt_key"
-"""Dataset column that names a prompt across epochs, resumes and workers; its row number where there is none."""
 
 
 class Prompts(Mapping[str, list[int]]):

@@ -65,9 +65,9 @@ def make_config(recipe: Recipe, profile: Profile, folder: RunFolder, seed: int) 
     """The profile's arguments as an RLXConfig; an argument TRL does not have is refused by name."""
     arguments = {**profile.arguments}
     if profile.task == "tiny":
-        from ...testing.tiny_tasks import TINY_GRPO_ARGS
+        from ...testing.tiny_tasks import tiny_grpo_args
 
-        arguments = {**TINY_GRPO_ARGS, **arguments}
+        arguments = tiny_grpo_args(**arguments)
     if profile.weights is not None:
         arguments["reward_weights"] = profile.weights
     known = RLXConfig.__dataclass_fields__

@@ -6,48 +6,33 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.data_utils import is_conversational
-from trl.models.utils import disable_gradient_checkpointing
 
 from ...core.batch import RolloutBatch
 from ...core.config import Parts, build
 from ...core.context import Context
-from ...core.errors import ConfigError, DataError, RLXError
+from ...core.errors import ConfigError, DataError
 from ...core.objective import policy_loss
 from ...core.preparation import prepare
-from ...core.randomness import hash_bits
-from . import checkpoint
-from .columns import (
-    LOG_PROBS,
-    PREFIX,
-    cut_responses,
-    dataset_column,
-    fit,
-    gather_rows,
-    log_probs,
-    micro_batch,
-    own_rows,
-    response_mask,
-    token_columns,
-)
+from .batches import Needs, generated_batch, program_batch
+from .checkpoint import load_parts, save_parts
+from .columns import LOG_PROBS, PREFIX, cut_responses, micro_batch, own_rows
 from .config import check_options, check_saving, corrects_sampling, needs_program
+from .inputs import PROMPT_KEY, named_in_errors, unique_names, with_prompt_keys
 from .losses import count_columns, host_terms, micro_terms, window_totals, with_micro_scope
-from .profile import column_names, host_profile
-from .rollouts import PROMPT_KEY, Prompts, Rollouts, as_rollout_func_output, run_program
+from .profile import host_profile
+from .rollouts import Prompts, Rollouts, as_rollout_func_output, run_program
 from .teacher import Teacher
 
 logger = logging.getLogger(__name__)
-
-SUCCESS = 0.5
-"""A row is `correct` if its raw reward is above this."""
 
 
 class RLXTrainer(GRPOTrainer):
@@ -62,9 +47,19 @@ class RLXTrainer(GRPOTrainer):
     - `_save_checkpoint`, `_load_optimizer_and_scheduler`: the state of the parts goes with the trainer's.
 
     Evaluation is the parent's. Raises ConfigError before the model is loaded.
+
+    parts            the plug-ins, None without any
+    needs            what they read
+    component_names  TRL's reward functions by name, each name once
+    components       [N,K] raw rewards of all ranks' rows of the generation batch, NaN where a function answered None
+    teacher          the teacher that parts read, if `teacher_model` names one
     """
 
     parts: Parts | None = None
+    needs: Needs
+    component_names: list[str]
+    components: Tensor
+    teacher: Teacher | None
 
     def __init__(
         self,
@@ -93,8 +88,8 @@ class RLXTrainer(GRPOTrainer):
             if args.vllm_importance_sampling_correction and corrects_sampling(self.parts):
                 args.vllm_importance_sampling_correction = False
                 logger.info("vllm_importance_sampling_correction is off: a plug-in corrects the same mismatch")
-            train_dataset = _with_prompt_keys(train_dataset)
-            reward_funcs = _named_in_errors(reward_funcs)
+            train_dataset = with_prompt_keys(train_dataset)
+            reward_funcs = named_in_errors(reward_funcs)
             callbacks = [*(callbacks or []), _StepEnd(self)]
         super().__init__(
             model, reward_funcs, args, train_dataset, eval_dataset, processing_class, reward_processing_classes,
@@ -108,19 +103,10 @@ class RLXTrainer(GRPOTrainer):
         if self._program and self._is_vlm:
             raise ConfigError("rollout-side plug-ins work on text only; this model's processor is multimodal")
         self._needs_logits = bool(parts.with_hook("from_logits"))
-        before_loss = {"reward", "advantage", "correction", "aggregate", "distill_aggregate", "selector", "auxiliary"}
-        wanted = set().union(*(p.requires for kind in before_loss for p in parts[kind]))
-        wanted |= set().union(*(p.requires for p in parts.rollout))
-        wanted |= set().union(*(p.corrects for p in parts["correction"]))
-        self._needs_logp_rollout = bool((wanted | parts.requires) & {"logp_rollout"})
-        self._needs_logp_old = bool(wanted & {"logp_old", "logp_behavior"}) or self._needs_logp_rollout
-        self._needs_entropy = "entropy" in wanted
-        self._needs_behavior = "logp_behavior" in parts.requires
-        self._dataset_signals = sorted(parts.requires & set(column_names(self.train_dataset)))
+        self.needs = Needs.of(parts, self.train_dataset)
         self._token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))
         self._counts, self._micro_terms = count_columns(parts), micro_terms(parts)
-        self.component_names = _unique(self.reward_func_names)
-        self._components: Tensor | None = None
+        self.component_names = unique_names(self.reward_func_names)
         self._made: Rollouts | None = None
         self._prepared: RolloutBatch | None = None
         self._context: Context | None = None
@@ -129,8 +115,7 @@ class RLXTrainer(GRPOTrainer):
         self._live: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._capturing = False
         self._empty_rows: list[int] = []
-        self._teacher = Teacher(self, self.args.teacher_model) if self.args.teacher_model is not None else None
-        self._needs_logp_teacher = "logp_teacher" in parts.requires
+        self.teacher = Teacher(self, self.args.teacher_model) if self.args.teacher_model is not None else None
         self._needs_teacher_logits = any("teacher_logits" in p.capabilities for p in parts)
         for part in parts["quant"]:
             wrapped = part.wrap(self.model)
@@ -173,15 +158,15 @@ class RLXTrainer(GRPOTrainer):
 
     # ---- rollouts
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        if self.parts is None or not self.model.training:
+        if self.parts is None:
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self._made is not None:
             ranks = range(self.accelerator.num_processes)
-            self._components = torch.cat([self._made.components_of(self._made.mine(r)) for r in ranks])
+            self.components = torch.cat([self._made.components_of(self._made.mine(r)) for r in ranks])
             self._pending_extra_logs.update(self._extra_logs(self._made))
         else:
-            self._components = self.score_completions(inputs, prompts, completions, completion_ids_list)
-        return self._components
+            self.components = self.score_completions(inputs, prompts, completions, completion_ids_list)
+        return self.components
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
@@ -201,14 +186,14 @@ class RLXTrainer(GRPOTrainer):
         if self._program:
             made, self._context = run_program(self, self.parts, inputs)
             out = self._score_made(made)
-            if self._teacher is not None:
+            if self.teacher is not None:
                 rows = made.mine(self.accelerator.process_index)
                 contexts = made.teacher_contexts
-                self._teacher.add_prompts(out, [contexts[i] if i < len(contexts) else [] for i in rows])
-            batch = self._join(made, out)
+                self.teacher.add_prompts(out, [contexts[i] if i < len(contexts) else [] for i in rows])
+            batch = program_batch(self, made, out)
         else:
             out = super()._generate_and_score_completions(inputs)
-            batch = self._batch(inputs, out)
+            batch = generated_batch(self, inputs, out, self._empty_rows)
         prepared = prepare(self.parts, batch)
         for part in self.parts["quant"]:
             part.observe(prepared.batch)
@@ -252,90 +237,6 @@ class RLXTrainer(GRPOTrainer):
         rows = made.mine(self.accelerator.process_index)
         names = sorted({name for row in made.logged for name in row})
         return {n: [made.logged[i].get(n) if i < len(made.logged) else None for i in rows] for n in names}
-
-    def _batch(self, inputs: list[dict[str, Any]], out: dict[str, Any]) -> RolloutBatch:
-        """The signal table of all ranks' rows, generated by the parent: `num_generations` rows in a row are a group."""
-        columns: dict[str, Any] = token_columns(out, self.eos_token_ids) | self._forward_columns(out)
-        if self._empty_rows:
-            columns["response_mask"][self._empty_rows] = False
-            columns["finished"][self._empty_rows] = True
-        columns[PROMPT_KEY] = [row[PROMPT_KEY] for row in inputs]
-        for name in self._dataset_signals:
-            columns[name] = dataset_column([row[name] for row in inputs], self.accelerator.device)
-        columns = gather_rows(self.accelerator, columns)
-        n, group_size, step = len(columns[PROMPT_KEY]), self.num_generations, self.state.global_step
-        device = self.accelerator.device
-        ids = [
-            hash_bits(f"{key}#{step}.{i // group_size}", i % group_size) for i, key in enumerate(columns[PROMPT_KEY])
-        ]
-        assert self._components is not None
-        rewards = (self._components * self.reward_weights.to(device)).nansum(1)
-        columns |= {
-            "group": torch.arange(n, device=device) // group_size,
-            "row_id": torch.tensor(ids, device=device),
-            "rewards": torch.where(torch.isnan(self._components).all(1), torch.nan, rewards),
-            "reward_components": self._components,
-            "component_names": tuple(self.component_names),
-            "keep": torch.ones(n, dtype=torch.bool, device=device),
-            "helped": torch.zeros(n, dtype=torch.bool, device=device),
-            "temperature": torch.full((n,), self.temperature, device=device),
-            "propensity": torch.ones(n, device=device),
-            "source": ["fresh"] * n,
-        }
-        if self._needs_behavior:
-            columns["logp_behavior"] = columns["logp_old"]
-        if self._needs_logp_rollout:
-            columns.setdefault("logp_rollout", columns["logp_old"])
-        columns["correct"] = columns["rewards"] > SUCCESS
-        return RolloutBatch(columns, step=step, total_steps=self.state.max_steps, seed=self.args.seed)
-
-    def _join(self, made: Rollouts, out: dict[str, Any]) -> RolloutBatch:
-        """The program's rows with the log-probs the parent computed for them."""
-        local = log_probs(out) | self._forward_columns(out) | {"response_mask": response_mask(out)}
-        local.pop("logp_rollout", None)
-        forward = gather_rows(self.accelerator, local)
-        batch, size = made.batch, made.batch.size
-        width = max([batch.response_ids.shape[1], *(c.shape[1] for c in forward.values())])
-        columns = {name: fit(c, width, batch.response_ids.shape[1]) for name, c in batch.items()}
-        forward = {name: fit(c[:size], width, c.shape[1]) for name, c in forward.items()}
-        forward["response_mask"] = forward["response_mask"] & columns["response_mask"]  # mask_truncated_completions
-        columns |= forward
-        for name in set(self._dataset_signals) - set(columns):
-            values = [self.dataset_row(key)[name] for key in batch.prompt_key]
-            columns[name] = dataset_column(values, self.accelerator.device)
-        columns.setdefault("correct", batch.rewards > SUCCESS)
-        if self._needs_behavior:
-            recorded = columns.get("logp_behavior")
-            old = columns["logp_old"]
-            columns["logp_behavior"] = old if recorded is None else torch.where(torch.isnan(recorded), old, recorded)
-        return RolloutBatch(columns, step=batch.step, total_steps=batch.total_steps, seed=batch.seed)
-
-    def _forward_columns(self, out: dict[str, Any]) -> dict[str, Tensor]:
-        """logp_old, entropy, logp_teacher [B,T] where a part reads them and the parent has not computed them."""
-        columns = {}
-        if self._teacher is not None and self._needs_logp_teacher:
-            columns["logp_teacher"] = self._teacher.logp(out)
-        missing_old = self._needs_logp_old and LOG_PROBS["logp_old"] not in out
-        if not missing_old and not self._needs_entropy:
-            return columns
-        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
-        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], 1)
-        images = {k: v for k, v in out.items() if k in _MULTIMODAL}
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logp, entropy, _ = super()._get_per_token_logps_and_entropies(
-                self.model,
-                ids,
-                mask,
-                out["completion_ids"].shape[1],
-                batch_size=self.args.per_device_train_batch_size,
-                compute_entropy=self._needs_entropy,
-                **images,
-            )
-        if self._needs_entropy:
-            columns["entropy"] = entropy
-        if missing_old:
-            columns["logp_old"] = out[LOG_PROBS["logp_old"]] = logp
-        return columns
 
     def _log_prepared(self, batch: RolloutBatch, metrics: Mapping[str, float], total: int) -> None:
         metrics = {**metrics, **(self._context.metrics if self._context is not None else {})}
@@ -440,8 +341,8 @@ class RLXTrainer(GRPOTrainer):
         assert self.parts is not None and self._logits is not None
         logits, self._logits = self._logits, None
         columns = batch.token_columns()
-        if self._teacher is not None and self._needs_teacher_logits:
-            columns["teacher_logits"] = self._teacher.logits(inputs)
+        if self.teacher is not None and self._needs_teacher_logits:
+            columns["teacher_logits"] = self.teacher.logits(inputs)
         out: dict[str, Tensor] = {}
         for part in self.parts.with_hook("from_logits"):
             out |= part.from_logits(logits, columns)
@@ -502,14 +403,14 @@ class RLXTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.parts is not None and self.args.should_save:
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            checkpoint.save(self.parts, os.path.join(self._get_output_dir(trial=trial), folder))
+            save_parts(self.parts, os.path.join(self._get_output_dir(trial=trial), folder))
         super()._save_checkpoint(model, trial)
 
-    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
-        super()._load_optimizer_and_scheduler(folder)
-        if self.parts is None or folder is None:
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.parts is None or checkpoint is None:
             return
-        checkpoint.load(self.parts, folder)
+        load_parts(self.parts, checkpoint)
         sampler = self._train_sampler
         if sampler is not None and sampler.shuffle:  # the parent starts the order of the first epoch again
             for _ in range(int(self.state.epoch or 0)):
@@ -521,12 +422,6 @@ class RLXTrainer(GRPOTrainer):
         self._train_sampler = super()._get_train_sampler(dataset)
         return self._train_sampler
 
-
-_MULTIMODAL = (
-    "pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids"
-    " mm_token_type_ids image_position_ids"
-).split()
-"""Keys of TRL's dictionary that its log-prob method takes as arguments of the same name."""
 
 _MODEL_INPUTS = (
     "pixel_values image_grid_thw pixel_attention_mask image_sizes token_type_ids mm_token_type_ids image_position_ids"
@@ -544,65 +439,3 @@ class _StepEnd(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._updates_done()
-
-
-def _with_prompt_keys(dataset: Any) -> Any:
-    """The dataset with a `prompt_key` column of strings: its own, or the row number."""
-    if dataset is None:
-        return None
-    if PROMPT_KEY in column_names(dataset):
-        return dataset.map(lambda row: {PROMPT_KEY: str(row[PROMPT_KEY])}) if _not_text(dataset) else dataset
-    if hasattr(dataset, "__len__"):
-        return dataset.add_column(PROMPT_KEY, [str(i) for i in range(len(dataset))])
-    return dataset.map(lambda row, i: {PROMPT_KEY: str(i)}, with_indices=True)
-
-
-def _not_text(dataset: Any) -> bool:
-    feature = (dataset.features or {}).get(PROMPT_KEY)
-    return getattr(feature, "dtype", "string") not in ("string", "large_string")
-
-
-def _unique(names: list[str]) -> list[str]:
-    """The names, told apart by a number where one occurs twice."""
-    out: list[str] = []
-    for name in names:
-        out.append(name if name not in out else f"{name}_{sum(n == name or n.startswith(f'{name}_') for n in out)}")
-    return out
-
-
-def _named_in_errors(reward_funcs: Any) -> Any:
-    """Reward functions whose exceptions say which function it was."""
-    if isinstance(reward_funcs, list):
-        return [_named_in_errors(f) for f in reward_funcs]
-    if reward_funcs is None or isinstance(reward_funcs, (str, nn.Module)):
-        return reward_funcs
-    return _wrap(reward_funcs)
-
-
-def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-    inner = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    name = getattr(inner, "__name__", type(inner).__name__)
-
-    def failed(error: Exception) -> RLXError:
-        return DataError(f"reward function {name!r} raised {type(error).__name__}: {error}")
-
-    if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
-
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await function(*args, **kwargs)
-            except Exception as error:
-                raise failed(error) from error
-
-    else:
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                raise failed(error) from error
-
-    called.__name__ = name
-    return called

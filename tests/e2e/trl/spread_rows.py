@@ -1,6 +1,6 @@
 """Trains the same rows spread over micro-batches and, under torchrun, over ranks; saves losses and weights.
 
-usage: [torchrun --nproc_per_node 2] spread_rows.py MODEL OUT
+usage: [torchrun --nproc_per_node 2] spread_rows.py MODEL OUT [ZERO STAGE]
 """
 
 from __future__ import annotations
@@ -28,6 +28,17 @@ class Prefix(rlx.Hint):
     def prepare(self, new: list[rlx.Rollout], groups: dict[str, rlx.Group], ctx: rlx.Context) -> None:
         for r in new:
             r.segments = [rlx.Segment([40 + r.slot], "hint")]
+
+    def annotate(self, groups: list[rlx.Group], ctx: rlx.Context) -> Any:
+        """Rank 0 asks, all ranks compute: scores of every row, in order."""
+        rows = [r for g in groups for r in g.done()]
+        logps = yield rlx.Forward(rows, "logp")
+        entropies = yield rlx.Forward(rows, "prompt_entropy")
+        hidden = yield rlx.Forward(rows, "hidden")
+        weights = [1 + i for i in range(len(rows))]
+        ctx.log("hint/logp", sum(w * sum(logp) for w, logp in zip(weights, logps)))
+        ctx.log("hint/prompt_entropy", sum(w * e for w, e in zip(weights, entropies)))
+        ctx.log("hint/hidden", sum(w * float(h.sum()) for w, h in zip(weights, hidden)))
 
 
 @rlx.register("allocator", "test_uneven")
@@ -73,11 +84,24 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def main(model: str, out: Path) -> None:
+def zero(stage: int) -> dict[str, Any]:
+    """A DeepSpeed configuration that runs in float32 on the CPU."""
+    auto = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping")
+    return {
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": False},
+        "fp16": {"enabled": False},
+        **dict.fromkeys(auto, "auto"),
+    }
+
+
+def main(model: str, out: Path, stage: int | None) -> None:
     torch.set_num_threads(1)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     for name, settings in RUNS.items():
-        for micro_batches in (1, 3):
+        for micro_batches in (1, 3) if stage is None else (3,):
             t = trainer(
                 model,
                 out / "trainer",
@@ -87,13 +111,14 @@ def main(model: str, out: Path) -> None:
                 train_dataset=dataset(),
                 optim="sgd",
                 learning_rate=0.5,
+                **({} if stage is None else {"deepspeed": zero(stage)}),
                 **settings,
             )
             t.train()
             if t.accelerator.is_main_process:
                 result = {"losses": [row["loss"] for row in logs(t)], "weights": weights(t), "logs": logs(t)}
-                torch.save(result, out / f"{name}-{ranks}-{micro_batches}.pt")
+                torch.save(result, out / f"{name}-{ranks}-{micro_batches}{'-zero' if stage else ''}.pt")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -24,6 +24,33 @@ def test_the_update_does_not_depend_on_how_rows_are_spread(spread, run, ranks, m
     assert apart["losses"] == pytest.approx(together["losses"], abs=2e-6)
     for name, weight in together["weights"].items():
         torch.testing.assert_close(apart["weights"][name], weight, atol=1e-6, rtol=0)
+    for expected, found in zip(together["logs"], apart["logs"]):
+        told = [k for k in expected if k.startswith("rlx/") and "clip" not in k]  # shares of a micro-batch
+        assert [found[k] for k in told] == pytest.approx([expected[k] for k in told], abs=1e-4, rel=1e-5)
+
+
+def test_deepspeed_zero_2_trains_like_ddp(spread, model, script):
+    pytest.importorskip("deepspeed")
+    script("spread_rows.py", model, spread, 2, ranks=2)
+    for run in ("update", "program"):
+        ddp = torch.load(spread / f"{run}-2-3.pt", weights_only=True)
+        sharded = torch.load(spread / f"{run}-2-3-zero.pt", weights_only=True)
+        assert sharded["losses"] == pytest.approx(ddp["losses"], abs=2e-6)
+        for name, weight in ddp["weights"].items():
+            torch.testing.assert_close(sharded["weights"][name], weight, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("how", "messages"),
+    [
+        ("hook", ["ZeroDivisionError: no groups left", "RLXError: the rollout program failed on rank 0: ZeroDivision"]),
+        ("nan", ["DataError: logp_new is NaN on a model token in step 0 on another rank", "first for prompt"]),
+    ],
+)
+def test_a_failure_on_one_rank_ends_the_run_on_both(model, script, tmp_path, how, messages):
+    assert script("failing.py", model, tmp_path, how, ranks=2) == 0
+    for rank, message in enumerate(messages):
+        assert message in (tmp_path / f"{rank}.txt").read_text()
 
 
 def test_a_run_killed_and_resumed_is_the_run(model, script, tmp_path):

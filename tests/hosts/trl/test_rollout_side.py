@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trl_tiny import dataset, logs, run, weights
+from datasets import Dataset
+from trl_tiny import dataset, logs, run, trainer, weights
 
 import rlx_plugins as rlx
 from rlx_plugins import Forward
@@ -243,6 +244,49 @@ def test_truncated_rows_are_masked_where_trl_masks_them(model, tmp_path, registe
     (batch,) = batches
     assert batch.finished[0] and batch.response_mask[0].sum() == 2  # reused tokens that end in the end of sequence
     assert torch.equal(batch.response_mask.any(1), batch.finished) and not batch.finished.all()
+
+
+def test_prompt_entropy_is_the_mean_over_the_prompts_own_tokens(model, tmp_path, registered):
+    found = {}
+
+    @registered("sampler", "test_entropies")
+    class Entropies(rlx.Sampler):
+        capabilities = frozenset({"choose_prompts", "forward:prompt_entropy"})
+
+        def draw(self, n, ctx):
+            keys = list(ctx.prompts)[: n + 3]
+            asked = [rlx.Rollout(key, key, 0, list(ctx.prompts[key])) for key in keys]
+            found.update(zip(keys, (yield Forward(asked, "prompt_entropy"))))
+            return keys[:n]
+
+    t = trainer(model, tmp_path, plugins={"sampler": "test_entropies"}, max_steps=1, learning_rate=0.0)
+    t.train()
+    for key, value in found.items():
+        ids = torch.tensor([t.prompts[key]])
+        logp = t.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        assert value == pytest.approx(float(-(logp.exp() * logp).sum(-1).mean()), abs=1e-5)
+    assert len(found) == 5
+
+
+def test_chats_are_generated_and_scored_as_chats(model, tmp_path, registered, batches):
+    @registered("hint", "test_chat")
+    class Chat(rlx.Hint):
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.segments = [rlx.Segment([20], "hint")]
+
+    def reward(prompts, completions, completion_ids, **columns):
+        assert all(p[-1]["role"] == "user" and c[0]["role"] == "assistant" for p, c in zip(prompts, completions))
+        characters = [len([t for t in ids if t > 5]) for ids in completion_ids]
+        return [float(len(c[0]["content"]) == n) for c, n in zip(completions, characters)]
+
+    chats = [[{"role": "user", "content": f"{i}+{i}="}] for i in range(8)]
+    data = Dataset.from_dict({"prompt": chats})
+    t = _run(model, tmp_path, {"hint": "test_chat"}, train_dataset=data, reward_funcs=reward, max_steps=1)
+    (batch,) = batches
+    assert (batch.rewards == 1).all()
+    key = batch.prompt_key[0]
+    assert t.processing_class.decode(batch.prompt_ids[0]) == f"<|user|>{key}+{key}=<|assistant|>"
 
 
 def test_the_weights_do_not_move_when_every_advantage_is_zero(model, tmp_path, registered):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from trl import GRPOTrainer
 from trl_tiny import TRL_EQUIVALENT, dataset, digits, logs, lower, run, trainer, weights
 
 import rlx_plugins as rlx
@@ -184,3 +185,65 @@ def test_reward_functions_may_be_async_or_answer_none(model, tmp_path):
     assert logs(t)[0]["rlx/unscorable"] == 2.0
     t = run(model, tmp_path / "b", plugins=plugins, reward_funcs=[slow, lower], max_steps=1)
     assert "rewards/slow/mean" in logs(t)[0]
+
+
+def test_a_stream_of_rows_trains_with_update_side_parts(model, tmp_path):
+    stream = dataset(200).to_iterable_dataset()
+    ours = run(model, tmp_path / "a", plugins=TRL_EQUIVALENT, train_dataset=stream, max_steps=2)
+    theirs = run(model, tmp_path / "b", cls=GRPOTrainer, train_dataset=dataset(200).to_iterable_dataset(), max_steps=2)
+    assert [r["loss"] for r in logs(ours)] == pytest.approx([r["loss"] for r in logs(theirs)], abs=1e-6)
+
+
+def test_tokens_of_an_environment_are_not_trained(model, tmp_path, registered):
+    seen = []
+
+    @registered("advantage", "test_turns")
+    class Turns(rlx.Advantage):
+        requires = frozenset({"turn_ids", "logp_rollout"})
+
+        def __call__(self, batch):
+            seen.append(batch)
+            return {"advantages": batch.spread(batch.rewards)}
+
+    def rollouts(prompts, trainer):
+        n = len(prompts)
+        ids = [trainer.processing_class(p)["input_ids"] for p in prompts]
+        return {
+            "prompt_ids": ids,
+            "completion_ids": [[20, 21, 30, 31, 22, 1]] * n,
+            "env_mask": [[1, 1, 0, 0, 1, 1]] * n,
+            "logprobs": [[-1.0] * 6] * n,
+        }
+
+    run(model, tmp_path, plugins={"advantage": "test_turns"}, rollout_func=rollouts, max_steps=1)
+    (batch,) = seen
+    assert batch.turn_ids.tolist() == [[0, 0, -1, -1, 1, 1]] * 8
+    assert batch.finished.all() and (batch.logp_rollout == -1).all()
+
+
+def test_a_checkpoint_that_was_not_finished_is_refused(model, tmp_path):
+    settings = {"plugins": {"advantage": "grpo"}, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    run(model, tmp_path, **settings)
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    again = trainer(model, tmp_path, **settings)
+    with pytest.raises(rlx.ConfigError, match="ended while it was written; resume from the one before"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_a_checkpoint_without_plugins_is_refused_where_a_part_has_state(model, tmp_path, registered):
+    @registered("advantage", "test_stateful")
+    class Stateful(rlx.Advantage):
+        steps: int = rlx.state(0)
+
+        def __call__(self, batch):
+            self.steps += 1
+            return {"advantages": batch.spread(batch.rewards)}
+
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    run(model, tmp_path, **settings)
+    with pytest.raises(rlx.ConfigError, match="written without plug-ins, but advantage test_stateful"):
+        t = trainer(model, tmp_path, plugins={"advantage": "test_stateful"}, **settings)
+        t.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    t = trainer(model, tmp_path, plugins={"advantage": "grpo"}, **settings)
+    t.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert t.state.global_step == 2

@@ -9,6 +9,8 @@ in every verl process (``activate``)
                                     refuses the duplicate
     offloading without pinning      verl always offloads the reference model into pinned memory, and pinning memory
                                     needs an accelerator
+    TRL counts as absent            verl builds every model with a class that TRL has dropped: beside TRL 1.16 no
+                                    training process would start, and the tests have both in one environment
     the replica ``rlx_hf``          adapters, unlike replicas, have no public registration
 in every vLLM process (``keep_weights``, an entry point of group ``vllm.general_plugins``)
     weights stay parameters         vLLM's CPU build packs linear weights for its kernels and drops the originals: the
@@ -42,6 +44,7 @@ def activate() -> bool:
     _register_platform()
     _allow_one_backend_per_device()
     _offload_without_pinning()
+    _leave_trl_alone()
     _register_replica()
     return True
 
@@ -88,6 +91,12 @@ def _offload_without_pinning() -> None:
 
 class _Unpinned:
     """Marks the replacement of torch's offload policy."""
+
+
+def _leave_trl_alone() -> None:
+    from verl.utils import import_utils
+
+    import_utils.is_trl_available = lambda: False
 
 
 def _register_replica() -> None:

@@ -155,7 +155,7 @@ class TransformersServer:
 
     def _let_go(self) -> None:
         for request in self.running:
-            if request.finished:
+            if request.finished and not request.done.done():
                 stop_reason = "aborted" if request.aborted else "completed"
                 request.done.set_result(self._output(request.tokens, request.log_probs, stop_reason))
         self.running = [request for request in self.running if not request.finished]
@@ -277,7 +277,7 @@ class TransformersReplica(RolloutReplica):
         name = f"{_server_name(self.replica_rank, self.is_teacher_model)}{self.name_suffix}"
         server = ray.remote(TransformersServer).options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
         handle = server.remote(
-            path=self.model_config["path"] if isinstance(self.model_config, dict) else self.model_config.path,
+            path=self.model_config.path,
             prompt_length=self.config.prompt_length,
             response_length=self.config.response_length,
             max_model_len=self.config.max_model_len,

@@ -26,6 +26,8 @@ def cpu_environment() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",  # else Ray starts one idle Python per (fictitious) CPU
         "RAY_prestart_worker_first_driver": "0",
+        "TQ_NUM_THREADS": "1",
+        "VERL_LOGGING_LEVEL": "ERROR",  # else a warning for every prompt
     }
 
 
@@ -39,7 +41,7 @@ def cpu_overrides(
     prompts: int = 8,
     rollouts: int = 4,
     mini_batch: int | None = None,
-    micro_batch: int = 64,
+    micro_batch: int | None = None,
     prompt_length: int = 32,
     response_length: int = 20,
     learning_rate: float = 3e-4,
@@ -53,14 +55,16 @@ def cpu_overrides(
     """Hydra overrides for ``python -m verl.trainer.main_ppo``: what the CPU needs, and GRPO in small.
 
     ``replica`` is "hf" (transformers in one Ray actor) or "vllm". A step has ``prompts`` prompts with ``rollouts``
-    rollouts each and an update per ``mini_batch`` prompts (default: one update a step); ``micro_batch`` rows are
-    computed at a time. Lengths are in tokens. ``ranks`` trains in that many processes. With ``folder`` and
+    rollouts each and an update per ``mini_batch`` prompts (default: one update a step); a process computes
+    ``micro_batch`` rows at a time (default: its share of a mini-batch, which it has to divide). Lengths are in tokens. ``ranks`` trains in that many processes. With ``folder`` and
     ``save_every`` the run writes checkpoints there, and resumes from the last one it finds. ``poll_interval`` in
     seconds takes the place of verl's two (``sampler``); None keeps verl's own buffer. ``extra`` comes last.
     Raises ``ValueError`` for an unknown replica.
     """
     if replica not in REPLICAS:
         raise ValueError(f"unknown replica {replica!r}; accepted: {', '.join(REPLICAS)}")
+    mini_batch = mini_batch or prompts
+    micro_batch = micro_batch or mini_batch * rollouts // ranks
     actor, rollout, algorithm = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm"
     settings: dict[str, Any] = {
         "trainer.device": "cpu",
@@ -108,7 +112,7 @@ def cpu_overrides(
         f"{rollout}.n": rollouts,
         f"{rollout}.log_prob_micro_batch_size_per_gpu": micro_batch,
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro_batch,
-        f"{actor}.ppo_mini_batch_size": mini_batch or prompts,
+        f"{actor}.ppo_mini_batch_size": mini_batch,
         f"{actor}.ppo_micro_batch_size_per_gpu": micro_batch,
         f"{actor}.optim.lr": learning_rate,
         f"{actor}.optim.weight_decay": 0.0,

@@ -1,0 +1,95 @@
+"""What verl supplies and can do, as it is configured. Importing this module imports no host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...core.host import HostProfile
+
+ALWAYS = frozenset(
+    "reward_components component_names hint_mask turn_ids segment_ids staleness helped source correct entropy logp_new"
+    " logp_old logp_behavior prompt_ids".split()
+)
+"""Signals the trainer modes' batches carry in every configuration, beyond those of every host."""
+
+UPDATE = frozenset({"logits", "cut_rows"})
+PROGRAM = frozenset(
+    "rounds until_group pause continue context row_temperature choose_prompts forward:logp"
+    " forward:prompt_entropy".split()
+)
+CHUNKED = frozenset({"abort"})
+CAPABILITIES = UPDATE | PROGRAM | CHUNKED
+"""Everything verl can do in its best configuration."""
+
+SYNC, ASYNC = "rlx_sync", "rlx_colocate_async"
+MODES = {SYNC: "sync", ASYNC: "colocate_async"}
+"""Our trainer modes -> verl's modes they extend."""
+
+FLAG_SIGNALS = frozenset("turn_ids segment_ids hint_mask".split())
+"""Signals an advantage estimator named by verl's own flags can have, beyond those of every host."""
+
+FLAG_LOSS_SIGNALS = frozenset({"logp_old", "logp_new"})
+"""Signals a policy loss named by verl's own flags can have."""
+
+USE_TRAINER = (
+    "verl hands it to a trainer only; run `python -m rlx_plugins.hosts.verl` with trainer.v1.trainer_mode=rlx_sync and"
+    " the plug-ins under rlx.plugins"
+)
+"""The remedy for what verl's own flags can't carry."""
+
+_CHUNK = "verl returns finished responses only; set rlx.generation_chunk=N and rows come back every N response tokens"
+_ROLLOUT = "rollout-side plug-ins run with trainer.v1.trainer_mode=rlx_sync, where rollouts are made inside the step"
+
+
+def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostProfile:
+    """What verl supplies and can do under `config` (its Hydra configuration) in a trainer mode of ours.
+
+    columns  names of the training data's columns, entries of `extra_info` included: they are signals too
+    """
+    signals = set(ALWAYS) | set(columns)
+    capabilities = set(UPDATE)
+    remedies: dict[str, str] = {
+        "logp_ref": "set actor_rollout_ref.actor.use_kl_loss=True (kl_loss_coef=0 for the signal alone): verl keeps a"
+        " reference model only then",
+        "logp_rollout": "set actor_rollout_ref.rollout.calculate_log_probs=True",
+        "logp_prox": "verl keeps no averaged policy",
+        "logp_teacher": "verl's teachers answer its own agent loops only, in their own distillation loss",
+        "teacher_logits": "verl's teachers are servers that return the log-probs of a few tokens",
+        "forward:hidden": "verl's training workers return log-probs and entropies only",
+        "engine_patch": "verl starts its engine itself; the engine's own options are rollout.engine_kwargs",
+        "abort": _CHUNK,
+        "domain": "add a column of that name to the dataset, or an entry to its extra_info",
+    }
+    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
+    if actor["use_kl_loss"]:
+        signals.add("logp_ref")
+    if rollout["calculate_log_probs"]:
+        signals.add("logp_rollout")
+    if actor.get("ulysses_sequence_parallel_size", 1) > 1 or actor.get("use_fused_kernels", False):
+        capabilities -= {"logits"}
+        remedies["logits"] = "set actor.ulysses_sequence_parallel_size=1 and model.use_fused_kernels=False"
+    if mode == SYNC:
+        signals.add("rollout")
+        capabilities |= PROGRAM
+        if options(config)["generation_chunk"] is not None:
+            capabilities |= CHUNKED
+    else:
+        remedies |= dict.fromkeys(PROGRAM | CHUNKED | {"rollout"}, _ROLLOUT)
+    return HostProfile("verl", frozenset(signals), frozenset(capabilities), remedies)
+
+
+OPTIONS: dict[str, Any] = {
+    "plugins": None,
+    "reward_components": None,
+    "generation_chunk": None,
+    "success_threshold": 0.5,
+    "seed": 0,
+}
+"""The group `rlx` of the configuration, with its defaults; config/rlx_trainer.yaml says what each is."""
+
+
+def options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The group `rlx` of a configuration, defaults filled in."""
+    given = config.get("rlx") or {}
+    return {name: given.get(name, default) for name, default in OPTIONS.items()}
