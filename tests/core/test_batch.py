@@ -49,9 +49,9 @@ def test_cut_shortens_the_token_columns_only():
     assert short.response_mask.shape == (3, 2) and short.logits.shape == (3, 2, 7) and short.rewards.shape == (3,)
 
 
-def test_spread_is_exactly_zero_where_masked_even_for_nan():
+def test_spread_is_exactly_zero_where_masked_and_in_a_row_of_nan():
     out = batch().spread(torch.tensor([1.0, math.nan, 2.0]))
-    assert out[0].tolist() == [1, 1, 0] and out[1, 1:].tolist() == [0, 0]
+    assert out.tolist() == [[1, 1, 0], [0, 0, 0], [2, 2, 2]]
 
 
 def test_uniform_depends_on_the_row_not_on_its_place():

@@ -80,6 +80,21 @@ def test_sorted_and_unsorted_groups_give_the_same_index():
     assert segments.sizes.tolist() == [2, 1, 2]
 
 
+def test_blocks_of_one_size_give_what_the_same_rows_give_in_another_order():
+    g = torch.Generator().manual_seed(0)
+    group = torch.arange(6).repeat_interleave(4)
+    x = torch.randn(24, generator=g, dtype=torch.float64)
+    x[[1, 2, 8, 9, 10, 11]] = torch.nan
+    order = torch.randperm(24, generator=g)
+    blocks, scattered = Segments(group), Segments(group[order])
+    assert blocks.equal_size == 4 and scattered.equal_size is None
+    for name in ("sum", "mean", "std", "min", "max", "count", "median"):
+        want = getattr(scattered, name)(x[order])
+        torch.testing.assert_close(getattr(blocks, name)(x), want, rtol=0, atol=1e-12, equal_nan=True)
+    assert torch.equal(blocks.spread(blocks.ids), group)
+    assert torch.equal(blocks.rank(x)[order], scattered.rank(x[order]))
+
+
 def test_components_are_reduced_column_by_column():
     segments = Segments(torch.tensor([0, 0, 1]))
     x = torch.tensor([[1.0, math.nan], [3.0, 5.0], [4.0, 6.0]], dtype=torch.float64)

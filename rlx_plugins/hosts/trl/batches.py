@@ -37,7 +37,7 @@ class Needs:
     """What the parts read, so that nothing else is computed.
 
     logp_old, entropy   before the loss, where the parent computes neither by itself
-    logp_rollout, logp_behavior, logp_teacher   anywhere
+    logp_rollout, logp_behavior, logp_teacher, logp_prox   anywhere
     dataset             dataset columns that become columns of the batch
     """
 
@@ -46,6 +46,7 @@ class Needs:
     logp_rollout: bool
     logp_behavior: bool
     logp_teacher: bool
+    logp_prox: bool
     dataset: tuple[str, ...]
 
     @classmethod
@@ -59,6 +60,7 @@ class Needs:
             logp_rollout="logp_rollout" in anywhere,
             logp_behavior="logp_behavior" in anywhere,
             logp_teacher="logp_teacher" in anywhere,
+            logp_prox="logp_prox" in anywhere,
             dataset=tuple(sorted((parts.requires & set(column_names(dataset))) - ALWAYS)),
         )
 
@@ -122,10 +124,12 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
 
 
 def forward_columns(trainer: RLXTrainer, out: dict[str, Any]) -> dict[str, Tensor]:
-    """logp_old, entropy, logp_teacher [B,T] where a part reads them and the parent has not computed them."""
+    """logp_old, entropy, logp_teacher, logp_prox [B,T] where a part reads them and the parent has not computed them."""
     columns: dict[str, Tensor] = {}
     if trainer.teacher is not None and trainer.needs.logp_teacher:
         columns["logp_teacher"] = trainer.teacher.logp(out)
+    if trainer.averaged is not None and trainer.needs.logp_prox:
+        columns["logp_prox"] = trainer.averaged.logp(out)
     missing_old = trainer.needs.logp_old and LOG_PROBS["logp_old"] not in out
     if not missing_old and not trainer.needs.entropy:
         return columns

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ...core.config import Parts
 from ...core.errors import ConfigError
@@ -16,23 +19,23 @@ FILE = "rlx_plugins.pt"
 
 
 def save_parts(parts: Parts, folder: str) -> None:
-    """Write the state of every part to `folder`, whole or not at all."""
-    os.makedirs(folder, exist_ok=True)
-    target = Path(folder) / FILE
+    """Write the state of every part to `folder`."""
+    write_whole(parts.state_dict(), Path(folder) / FILE)
+
+
+def write_whole(values: Any, target: Path) -> None:
+    """Write `values` with torch.save, whole or not at all."""
+    os.makedirs(target.parent, exist_ok=True)
     unfinished = target.with_suffix(".tmp")
     with open(unfinished, "wb") as f:
-        torch.save(parts.state_dict(), f)
+        torch.save(values, f)
         f.flush()
         os.fsync(f.fileno())
     os.replace(unfinished, target)
 
 
 def load_parts(parts: Parts, folder: str) -> None:
-    """Restore the state of every part; refuses a checkpoint without it if any part has state, and an unfinished one."""
-    if not (Path(folder) / TRAINER_STATE_NAME).exists():
-        raise ConfigError(
-            f"{folder} has no {TRAINER_STATE_NAME}: the run ended while it was written; resume from the one before"
-        )
+    """Restore the state of every part; refuses a checkpoint without it if any part has state."""
     path = Path(folder) / FILE
     if path.exists():
         parts.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -42,3 +45,18 @@ def load_parts(parts: Parts, folder: str) -> None:
         raise ConfigError(
             f"{folder} has no {FILE}: it was written without plug-ins, but {', '.join(stateful)} would go on from state"
         )
+
+
+def latest(folder: str) -> str | None:
+    """The newest checkpoint in `folder` that was written to its end; the one a killed process was writing is not."""
+    found = [p for p in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if p.name.rpartition("-")[2].isdigit()]
+    whole = [p for p in found if (p / FILE).exists() and _is_json(p / TRAINER_STATE_NAME)]
+    return str(max(whole, key=lambda p: int(p.name.rpartition("-")[2]))) if whole else None
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return True

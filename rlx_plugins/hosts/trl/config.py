@@ -25,6 +25,7 @@ class RLXConfig(GRPOConfig):
     generation_chunk  response tokens per call of the engine. None: a call goes on until its rows end or reach a pause
     teacher_model     a model with the policy's vocabulary, for parts that read a teacher: a path, or "policy" for the
                       policy itself (which as teacher sees what a hint put into `teacher_context`)
+    prox_decay        keep an averaged policy, the source of logp_prox: weight of the old value after an optimizer step
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["plugins"]
@@ -47,6 +48,10 @@ class RLXConfig(GRPOConfig):
         default=None,
         metadata={"help": 'Path of the teacher that plug-ins read, or "policy" for the policy itself.'},
     )
+    prox_decay: float | None = field(
+        default=None,
+        metadata={"help": "Keep an averaged policy (signal logp_prox) with this weight of the old value per step."},
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +63,8 @@ class RLXConfig(GRPOConfig):
             self.plugins = {kind: _plain(value) for kind, value in self.plugins.items()}
         if self.generation_chunk is not None and self.generation_chunk < 1:
             raise ConfigError(f"generation_chunk: must be >= 1 token, got {self.generation_chunk}")
+        if self.prox_decay is not None and not 0 <= self.prox_decay < 1:
+            raise ConfigError(f"prox_decay: must be in [0, 1), got {self.prox_decay}")
 
 
 def _plain(value: Any) -> Any:

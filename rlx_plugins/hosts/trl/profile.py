@@ -39,7 +39,7 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
     capabilities = set(UPDATE)
     remedies = {
         "logp_ref": "set beta > 0: TRL keeps a reference model only then",
-        "logp_prox": "TRL keeps no averaged policy",
+        "logp_prox": "set prox_decay, and the trainer keeps an averaged policy",
         "logp_teacher": _TEACHER,
         "teacher_logits": _TEACHER,
         "engine_patch": "TRL starts its engine with fixed arguments; run the engine as a server (vllm_mode='server')",
@@ -50,6 +50,8 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
     }
     if args.beta != 0.0:
         signals.add("logp_ref")
+    if getattr(args, "prox_decay", None) is not None:
+        signals.add("logp_prox")
     if getattr(args, "teacher_model", None) is not None:
         signals.add("logp_teacher")
         capabilities.add("teacher_logits")

@@ -28,6 +28,7 @@ PARAMETERS: dict[str, str] = {
     "trl.trainer.utils.add_fused_lm_head": "model temperature cast_lm_head_to_fp32 outputs",
     "trl.models.utils.disable_gradient_checkpointing": "model gradient_checkpointing_kwargs",
     "transformers.Trainer._get_output_dir": "self trial",
+    "transformers.Trainer.train": "self resume_from_checkpoint trial ignore_keys_for_eval",
     "accelerate.utils.broadcast_object_list": "object_list from_process",
     "accelerate.utils.gather_object": "object",
 }

@@ -22,8 +22,9 @@ from ...core.context import Context
 from ...core.errors import ConfigError, DataError
 from ...core.objective import policy_loss
 from ...core.preparation import prepare
+from .averaged import AveragedPolicy
 from .batches import Needs, generated_batch, program_batch
-from .checkpoint import load_parts, save_parts
+from .checkpoint import latest, load_parts, save_parts
 from .columns import LOG_PROBS, PREFIX, cut_responses, micro_batch, own_rows
 from .config import check_options, check_saving, corrects_sampling, needs_program
 from .inputs import PROMPT_KEY, named_in_errors, unique_names, with_prompt_keys
@@ -44,7 +45,7 @@ class RLXTrainer(GRPOTrainer):
       the parent's dictionary.
     - `_compute_loss`: the parent computes its metrics without gradient; the loss is the plug-ins', plus the parent's
       beta * KL, entropy bonus and router loss.
-    - `_save_checkpoint`, `_load_optimizer_and_scheduler`: the state of the parts goes with the trainer's.
+    - `_save_checkpoint`, `_load_optimizer_and_scheduler`, `train`: the state of the parts goes with the trainer's.
 
     Evaluation is the parent's. Raises ConfigError before the model is loaded.
 
@@ -53,6 +54,7 @@ class RLXTrainer(GRPOTrainer):
     component_names  TRL's reward functions by name, each name once
     components       [N,K] raw rewards of all ranks' rows of the generation batch, NaN where a function answered None
     teacher          the teacher that parts read, if `teacher_model` names one
+    averaged         the averaged policy behind logp_prox, if `prox_decay` asks for one
     """
 
     parts: Parts | None = None
@@ -60,6 +62,7 @@ class RLXTrainer(GRPOTrainer):
     component_names: list[str]
     components: Tensor
     teacher: Teacher | None
+    averaged: AveragedPolicy | None
 
     def __init__(
         self,
@@ -116,6 +119,7 @@ class RLXTrainer(GRPOTrainer):
         self._capturing = False
         self._empty_rows: list[int] = []
         self.teacher = Teacher(self, self.args.teacher_model) if self.args.teacher_model is not None else None
+        self.averaged = AveragedPolicy(self, self.args.prox_decay) if self.args.prox_decay is not None else None
         self._needs_teacher_logits = any("teacher_logits" in p.capabilities for p in parts)
         for part in parts["quant"]:
             wrapped = part.wrap(self.model)
@@ -400,10 +404,19 @@ class RLXTrainer(GRPOTrainer):
                 part.feedback(self._prepared, self._context)
         self._prepared = None
 
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the parent's; `resume_from_checkpoint=True` takes the newest checkpoint that was written to its end."""
+        if self.parts is not None and resume_from_checkpoint is True:
+            resume_from_checkpoint = latest(self.args.output_dir) or True
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.parts is not None and self.args.should_save:
             folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            save_parts(self.parts, os.path.join(self._get_output_dir(trial=trial), folder))
+            path = os.path.join(self._get_output_dir(trial=trial), folder)
+            save_parts(self.parts, path)
+            if self.averaged is not None:
+                self.averaged.save(path)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -411,6 +424,8 @@ class RLXTrainer(GRPOTrainer):
         if self.parts is None or checkpoint is None:
             return
         load_parts(self.parts, checkpoint)
+        if self.averaged is not None:
+            self.averaged.load(checkpoint)
         sampler = self._train_sampler
         if sampler is not None and sampler.shuffle:  # the parent starts the order of the first epoch again
             for _ in range(int(self.state.epoch or 0)):
@@ -438,4 +453,6 @@ class _StepEnd(TrainerCallback):
         check_saving(args, state.save_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer.averaged is not None:
+            self.trainer.averaged.update()
         self.trainer._updates_done()

@@ -43,7 +43,7 @@ def launch(config: Any) -> None:
 def task_runner(ray: Any, stock: Any) -> Any:
     """verl's task runner, whose process registers the trainer modes before it looks one up."""
 
-    class RLXTaskRunner(stock.__ray_metadata__.modified_class):
+    class RLXTaskRunner(stock.__ray_metadata__.modified_class.__ray_actor_class__):
         def run(self, config: Any) -> None:
             from . import trainer  # noqa: F401  (registers the modes)
 

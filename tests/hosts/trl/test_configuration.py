@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from transformers import HfArgumentParser
 from trl import TrlParser
@@ -95,4 +99,9 @@ def test_the_profile_claims_nothing_beyond_the_best_configuration(tmp_path):
         config(tmp_path, beta=0.1, generation_chunk=4, teacher_model="policy"), dataset=dataset()
     )
     assert best.capabilities == profile.CAPABILITIES
-    assert {"logp_ref", "logp_teacher", "target"} <= best.signals
+    assert {"logp_ref", "logp_teacher", "target"} <= best.signals and "logp_prox" not in best.signals
+
+
+def test_what_trl_can_do_is_told_without_importing_it():
+    code = "import sys, rlx_plugins.hosts.trl.profile as p; assert p.CAPABILITIES and 'trl' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(rlx.__file__).parents[1]).returncode == 0

@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from trl import GRPOTrainer
 from trl_tiny import TRL_EQUIVALENT, dataset, digits, logs, lower, run, trainer, weights
 
 import rlx_plugins as rlx
+from rlx_plugins.hosts.trl import checkpoint
 
 
 def test_a_selector_that_cuts_rows_shortens_the_training_forward(model, tmp_path, registered):
@@ -221,13 +223,40 @@ def test_tokens_of_an_environment_are_not_trained(model, tmp_path, registered):
     assert batch.finished.all() and (batch.logp_rollout == -1).all()
 
 
-def test_a_checkpoint_that_was_not_finished_is_refused(model, tmp_path):
-    settings = {"plugins": {"advantage": "grpo"}, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    run(model, tmp_path, **settings)
-    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+def test_resuming_passes_over_a_checkpoint_that_was_not_finished(model, tmp_path):
+    settings = {"plugins": {"advantage": "grpo"}, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+    whole = run(model, tmp_path, **settings)
+    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text('{"global_')
     again = trainer(model, tmp_path, **settings)
-    with pytest.raises(rlx.ConfigError, match="ended while it was written; resume from the one before"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    again.train(resume_from_checkpoint=True)
+    assert checkpoint.latest(str(tmp_path)).endswith("checkpoint-3") and again.state.global_step == 3
+    assert logs(again) == logs(whole)
+
+
+def test_the_averaged_policy_trails_the_trained_one_and_is_resumed(model, tmp_path, registered):
+    gaps = []
+
+    @registered("advantage", "test_prox")
+    class Prox(rlx.Advantage):
+        requires = frozenset({"logp_prox", "logp_old"})
+
+        def __call__(self, batch):
+            gaps.append(float((batch.logp_prox - batch.logp_old)[batch.response_mask].abs().mean()))
+            return {"advantages": batch.spread(batch.rewards)}
+
+    settings = {"plugins": {"advantage": "test_prox"}, "prox_decay": 0.75, "optim": "sgd", "learning_rate": 0.5}
+    settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    t = trainer(model, tmp_path, **settings)
+    start = weights(t)
+    t.train()
+    assert gaps[0] == pytest.approx(0.0, abs=1e-6) and gaps[1] > 1e-4
+    first = torch.load(tmp_path / "checkpoint-1" / "rlx_averaged_policy.pt", weights_only=True)
+    name = "model.layers.0.mlp.up_proj.weight"
+    saved = load_file(tmp_path / "checkpoint-1" / "model.safetensors")[name]
+    torch.testing.assert_close(first[name], 0.75 * start[name] + 0.25 * saved)
+    again = trainer(model, tmp_path, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    torch.testing.assert_close(again.averaged.mean[name], t.averaged.mean[name], atol=0, rtol=0)
 
 
 def test_a_checkpoint_without_plugins_is_refused_where_a_part_has_state(model, tmp_path, registered):

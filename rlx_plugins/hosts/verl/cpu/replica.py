@@ -191,7 +191,7 @@ class TransformersServer:
 
     @torch.no_grad()
     def _score(self, prompt: list[int], k: int) -> TokenOutput:
-        """Entry t belongs to token t + 1; the last one is padding. With ``k`` > 0 the k likeliest tokens, else its own."""
+        """Entry t is about token t + 1, the last one padding: the ``k`` likeliest tokens, or the prompt's own for 0."""
         ids = torch.tensor([prompt])
         log_probs = self.model(input_ids=ids).logits[0, :-1, : self.vocabulary].float().log_softmax(-1)
         if k > 0:
@@ -253,8 +253,8 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token per row by inversion of the distribution's sum, and its log-probability there: both [B].
 
-    ``logits`` [B, V], everything else [B, 1]; ``uniform`` in [0, 1). Temperature 0 takes the likeliest token and reports
-    its log-probability at temperature 1.
+    ``logits`` [B, V], everything else [B, 1]; ``uniform`` in [0, 1). Temperature 0 takes the likeliest token and
+    reports its log-probability at temperature 1.
     """
     greedy = temperature <= 0
     log_probs = (logits / torch.where(greedy, 1.0, temperature)).log_softmax(-1)

@@ -59,7 +59,7 @@ def test_a_cpu_process_gets_all_that_verl_needs():
         "platform": "CpuPlatform",
         "replica": True,
         "untouched": [False, False],
-        "backend": "gloo",
+        "backend": "cpu:gloo",
         "pinned": False,
         "trl": False,
         "device": ["cpu", "cpu", "GPU"],

@@ -7,7 +7,9 @@ import json
 import pytest
 
 pytest.importorskip("reasoning_gym")
-datasets = pytest.importorskip("datasets")
+pytest.importorskip("datasets")
+
+from datasets import Dataset
 
 from rlx_plugins.hosts.verl.cpu.tiny import compute_score, tiny_files
 
@@ -15,7 +17,7 @@ from rlx_plugins.hosts.verl.cpu.tiny import compute_score, tiny_files
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     files = tiny_files(train_size=20, eval_size=10, cache_dir=tmp_path_factory.mktemp("cache"))
-    return [datasets.Dataset.from_parquet(str(file), cache_dir=str(file.parent)).to_list() for file in files]
+    return [Dataset.from_parquet(str(file), cache_dir=str(file.parent)).to_list() for file in files]
 
 
 def score(row, text, **weights):
