@@ -38,6 +38,7 @@ class DVAO(Advantage):
         "arXiv 2605.25604"
     )
     requires = frozenset({"reward_components"})
+    credits = "reward_components"
     provides = frozenset({"dynamic_weights"})
 
     weights: Weights = param(

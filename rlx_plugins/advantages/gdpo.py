@@ -44,6 +44,7 @@ class GDPO(Advantage):
         "arXiv 2601.05242"
     )
     requires = frozenset({"reward_components"})
+    credits = "reward_components"
     provides = frozenset({"summed"})
     scope = "batch"
 

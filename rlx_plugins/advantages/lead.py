@@ -43,6 +43,7 @@ class LEAD(Advantage):
 
     paper = "LEAD: Length-Efficient Adaptive and Dynamic Reasoning for Large Language Models, arXiv 2605.09806"
     requires = frozenset({"reward_components"})
+    credits = "reward_components"
     scope = "batch"
 
     potential_exponent: float = param(1.0, ge=0, doc="how much the room left counts; code's potential_alpha")

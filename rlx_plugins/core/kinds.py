@@ -217,9 +217,13 @@ class UpdatePart(Plugin):
 
 
 class Reward(UpdatePart):
-    """Shape rewards over the whole group or batch. Returns {"rewards" [B]} and/or {"reward_components" [B,K], ...}."""
+    """Shape rewards over the whole group or batch. Returns {"rewards" [B]} and/or {"reward_components" [B,K], ...}.
+
+    `shapes`: which of the two it changes; an advantage that reads only the other is refused beside it.
+    """
 
     chains = True
+    shapes: Any = frozenset({"rewards"})
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         raise TypeError("a reward shaper defines __call__")
@@ -229,10 +233,12 @@ class Advantage(UpdatePart):
     """Credit. Returns {"advantages" [B,T]} (0 where masked or unscorable) and further columns, all detached.
 
     `in_loss(terms) -> [B,T]` (optional): advantages that depend on the current policy, asked before the ratio.
+    `credits`: the column it is made from, "rewards" or "reward_components".
     """
 
     may = ("annotate", "in_loss")
     scope = "group"
+    credits: ClassVar[str] = "rewards"
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         raise TypeError("an advantage defines __call__")

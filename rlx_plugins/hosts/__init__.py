@@ -1,1 +1,1 @@
-"""hosts"""
+"""Hosts: what trains with the plug-ins. Nothing outside this package imports a trainer or an inference engine."""

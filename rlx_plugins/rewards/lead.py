@@ -51,6 +51,10 @@ class LEAD(Reward):
     success_threshold: float = param(0.5, doc="right = above it")
     sum_weights: tuple[float, float] | None = param(None, doc="also rewards = w_c correct + w_e efficiency; ablation")
 
+    @property
+    def shapes(self) -> frozenset[str]:
+        return frozenset({"reward_components"} if self.sum_weights is None else {"reward_components", "rewards"})
+
     def check(self) -> None:
         if self.min_target > self.max_target:
             raise ConfigError(f"reward lead.min_target: {self.min_target:g} exceeds max_target {self.max_target:g}")

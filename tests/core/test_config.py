@@ -241,3 +241,13 @@ def test_describe_writes_every_parameter_out():
     parts = rlx.build({"clip": "ppo"}, HOST)
     assert describe(parts)["clip"] == {"name": "ppo", "eps_low": 0.2, "eps_high": 0.2, "dual_clip": None}
     assert {p.kind: p.params() for p in rlx.build(describe(parts), HOST)} == {p.kind: p.params() for p in parts}
+
+
+def test_a_reward_shaper_beside_an_advantage_that_does_not_read_it_is_refused(add):
+    add("reward", "totals", update_part(rlx.Reward))
+    add("advantage", "parts", update_part(rlx.Advantage, credits="reward_components"))
+    with pytest.raises(
+        rlx.ConfigError, match="reward totals shapes rewards, but advantage parts reads reward_components"
+    ):
+        rlx.build({"reward": "totals", "advantage": "parts"}, HOST)
+    assert rlx.build({"reward": "totals", "advantage": "grpo"}, HOST)["reward"]

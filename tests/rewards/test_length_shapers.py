@@ -158,3 +158,20 @@ def test_rewards_stay_correctness_unless_a_weighted_sum_is_asked_for():
 def test_bounds_in_the_wrong_order_are_refused():
     with pytest.raises(ConfigError, match="reward lead.min_target: 20 exceeds max_target 10"):
         create("reward", "lead", min_target=20, max_target=10)
+
+
+def test_alp_as_a_component_leaves_rewards_alone_and_adds_its_cost_by_name():
+    mask = torch.arange(4) < torch.tensor([[4], [2], [1], [3]])
+    batch = RolloutBatch(
+        {
+            "rewards": torch.tensor([1.0, 0.0, 1.0, torch.nan], dtype=torch.float64),
+            "reward_components": torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 0.0], [torch.nan, torch.nan]]).double(),
+            "component_names": ("accuracy", "format"),
+            "group": torch.zeros(4, dtype=torch.int64),
+            "response_mask": mask,
+        }
+    )
+    out = create("reward", "alp", penalty_coef=0.3, output="component")(batch)
+    assert "rewards" not in out and out["component_names"] == ("accuracy", "format", "alp")
+    assert out["reward_components"][:3, 2].tolist() == pytest.approx([-0.3 * n * 2 / 3 for n in (4, 2, 1)])
+    assert torch.isnan(out["reward_components"][3, 2])

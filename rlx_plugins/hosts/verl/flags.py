@@ -22,10 +22,10 @@ from verl.trainer.ppo.core_algos import agg_loss
 from verl.workers.config import PolicyLossConfig
 
 from ...core.batch import RolloutBatch
-from ...core.config import Parts, build
+from ...core.config import Parts, build, check_host
 from ...core.errors import ConfigError, MissingSignal
 from ...core.host import HostProfile
-from ...core.registry import implements
+from ...core.registry import create, implements
 from ...core.state import state_fields
 from ...core.terms import PolicyTerms, masked
 from .columns import turns
@@ -109,9 +109,8 @@ def clipped_loss(
 
 @cache
 def _advantage(name: str, parameters: tuple[tuple[str, Any], ...]) -> Any:
-    spec = {"name": name, **dict(parameters)}
-    parts = build({"advantage": spec}, _Flags("verl's flags", FLAG_SIGNALS))
-    part = parts.one("advantage")
+    part = create("advantage", name, **dict(parameters))
+    check_host(Parts({"advantage": [part]}), _Flags("verl's flags", FLAG_SIGNALS))
     _refuse_hooks(part)
     return part
 

@@ -80,6 +80,7 @@ class RLXTrainer:
             self.actor_rollout_wg.set_loss_fn(ActorLoss(self.parts, terms))
             model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
             self.eos = eos_tokens(self.tokenizer, model.generation_config)
+            self.model_type = getattr(model.hf_config, "model_type", None)
         super().on_init_end()
 
     def prepare_step(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class RLXTrainer:
         self._place = self._place[prepared.batch.row]
         reported = prepared.metrics | (self._context.metrics if self._context is not None else {})
         metrics |= {f"rlx/{name}": value for name, value in reported.items()}
-        metrics["rlx/rows"] = float(prepared.batch.size)
+        metrics |= {f"rlx/{name}": value for name, value in batch_metrics(prepared.batch).items()}
         response = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["responses"])["responses"]
         rows = lengths(response)
         advantages = prepared.batch.advantages.new_zeros(len(rows), prepared.batch.response_mask.shape[1])
@@ -222,6 +223,13 @@ class RLXTrainerColocateAsync(RLXTrainer, PPOTrainerColocateAsync):
         if self.parts is None:
             return super().get_llm_client()
         return self.llm_server_manager.get_client(client_cls=VersionedClient)
+
+
+def batch_metrics(batch: RolloutBatch) -> dict[str, float]:
+    """Rows that are trained, and how many policy versions their tokens lag behind."""
+    stale = batch.staleness[batch.response_mask].double()
+    stale = stale if len(stale) else stale.new_zeros(1)
+    return {"rows": float(batch.size), "staleness/mean": float(stale.mean()), "staleness/max": float(stale.max())}
 
 
 def named(metrics: dict[str, Any]) -> dict[str, Any]:

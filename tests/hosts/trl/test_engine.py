@@ -11,7 +11,7 @@ import rlx_plugins as rlx
 
 
 class Engine:
-    """Samples from a fixed distribution over the letters, and reports log-probs with a gap on every fourth token."""
+    """Samples digits and letters at random, and reports log-probs with a gap on every fourth token."""
 
     def __init__(self, model, temperature, max_completion_length, **settings):
         self.temperature, self.max_completion_length = temperature, max_completion_length
@@ -23,7 +23,8 @@ class Engine:
 
     def generate(self, prompts, images, num_generations, profiler=None):
         self.calls.append((self.temperature, self.max_completion_length))
-        ids = torch.randint(40, 60, (len(prompts), self.max_completion_length), generator=self.generator).tolist()
+        self.prompts = prompts
+        ids = torch.randint(20, 100, (len(prompts), self.max_completion_length), generator=self.generator).tolist()
         logp = (-4.6 + torch.randn(len(prompts), self.max_completion_length, generator=self.generator) / 4).tolist()
         reported = [[[None if i % 4 == 3 else x] for i, x in enumerate(row)] for row in logp]
         return prompts, ids, reported, None
@@ -42,7 +43,7 @@ def test_without_a_correction_plugin_trls_own_is_kept(model, tmp_path, vllm, mod
     theirs = run(model, tmp_path / "b", cls=GRPOTrainer, **settings)
     names = ("loss", "grad_norm", "sampling/importance_sampling_ratio/mean")
     for mine, his in zip(logs(ours, *names), logs(theirs, *names)):
-        assert mine == pytest.approx(his, abs=1e-6, rel=1e-5)
+        assert mine == pytest.approx(his, abs=1e-6, rel=1e-5) and abs(mine["loss"]) > 1e-3
     for name, weight in weights(theirs).items():
         torch.testing.assert_close(weights(ours)[name], weight, atol=1e-6, rtol=0)
 
@@ -90,3 +91,20 @@ def test_the_engine_is_asked_for_what_a_row_may_still_get(model, tmp_path, vllm,
     t = run(model, tmp_path, plugins={"temperature": "test_warm"}, generation_chunk=4, **{**vllm, "max_steps": 1})
     assert t.vllm_generation.calls == [(1.5, 4), (1.5, 2)]
     assert (t.vllm_generation.temperature, t.vllm_generation.max_completion_length) == (1.0, 10)
+
+
+def test_the_engine_samples_with_the_context_and_no_row_gets_more_than_it_may(model, tmp_path, vllm, registered):
+    lengths = {}
+
+    @registered("hint", "test_uneven")
+    class Uneven(rlx.Hint):
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.context, r.max_tokens = [90, 91, r.slot + 20], 3 + r.slot
+
+        def observe(self, groups, ctx):
+            lengths.update({r.slot: len(r) for g in groups for r in g.rollouts})
+
+    t = run(model, tmp_path, plugins={"hint": "test_uneven"}, **{**vllm, "max_steps": 1})
+    assert [prompt[-3:] for prompt in t.vllm_generation.prompts] == [[90, 91, slot + 20] for slot in range(4)] * 2
+    assert t.vllm_generation.calls == [(1.0, 6)] and lengths == {0: 3, 1: 4, 2: 5, 3: 6}

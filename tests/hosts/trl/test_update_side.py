@@ -165,11 +165,22 @@ def test_lora_with_a_reference_trains_its_adapter(model, tmp_path):
     assert logs(t)[1]["kl"] > 0
 
 
-def test_evaluation_is_trls(model, tmp_path):
+def test_evaluation_is_trls(model, tmp_path, registered):
+    @registered("advantage", "test_far_off")
+    class FarOff(rlx.Advantage):
+        def __call__(self, batch):
+            return {"advantages": batch.spread(batch.rewards * 0 + 7)}
+
     settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 8, "max_steps": 2}
-    t = run(model, tmp_path, plugins={"advantage": "grpo"}, eval_dataset=dataset(4), **settings)
-    (evaluated,) = [row for row in t.state.log_history if "eval_loss" in row]
-    assert math.isfinite(evaluated["eval_reward"]) and not any("rlx" in name for name in evaluated)
+    settings |= {"eval_dataset": dataset(4), "learning_rate": 0.0}
+    ours = run(model, tmp_path / "a", plugins={"advantage": "test_far_off"}, **settings)
+    theirs = run(model, tmp_path / "b", cls=GRPOTrainer, **settings)
+
+    def evaluated(t):
+        (row,) = [row for row in t.state.log_history if "eval_loss" in row]
+        return {k: v for k, v in row.items() if "time" not in k and "per_second" not in k}
+
+    assert evaluated(ours) == evaluated(theirs) and logs(ours)[0]["loss"] == pytest.approx(-7.0)
 
 
 def test_reward_functions_may_be_async_or_answer_none(model, tmp_path):

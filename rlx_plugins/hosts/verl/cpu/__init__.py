@@ -5,7 +5,7 @@ All of it is off unless the environment chooses it with ``VERL_PLATFORM=cpu``; `
 point of group ``verl.plugins``, so verl itself and its worker processes stay unmodified.
 
 ``adjustments``  what is changed in verl's and vLLM's processes, each with its reason
-``platform``     the platform
+``device``       the platform
 ``replica``      a rollout server on transformers, ``actor_rollout_ref.rollout.name=rlx_hf``: starts without vLLM
 ``settings``     the environment and the Hydra overrides of such a run
 ``sampler``      verl's replay buffer, asking more often than every two seconds

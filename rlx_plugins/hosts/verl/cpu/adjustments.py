@@ -52,7 +52,7 @@ def activate() -> bool:
 def _register_platform() -> None:
     from verl.plugin.platform import PlatformRegistry, set_platform
 
-    from .platform import CpuPlatform
+    from .device import CpuPlatform
 
     if PlatformRegistry.get(PLATFORM) is not CpuPlatform:
         PlatformRegistry.register(platform=PLATFORM)(CpuPlatform)

@@ -107,6 +107,7 @@ def cpu_overrides(
         "actor_rollout_ref.model.path": model,
         "data.train_files": train_files,
         "data.val_files": val_files,
+        "data.seed": 0,
         "data.train_batch_size": prompts,
         "data.max_prompt_length": prompt_length,
         "data.max_response_length": response_length,

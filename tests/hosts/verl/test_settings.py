@@ -1,0 +1,163 @@
+"""What a verl configuration says about plug-ins, and what is refused before Ray starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+
+import rlx_plugins as rlx
+from rlx_plugins.hosts.verl import settings
+from rlx_plugins.hosts.verl.seams import stock_config
+
+
+@pytest.fixture(scope="module")
+def stock():
+    return stock_config()
+
+
+@pytest.fixture
+def config(stock):
+    """`config("key=value", ...)`: verl's configuration with our group and these overrides."""
+
+    def make(*overrides, **rlx_options):
+        made = OmegaConf.create(OmegaConf.to_container(stock, resolve=False))
+        made.actor_rollout_ref.rollout.name = "rlx_hf"
+        for name, value in rlx_options.items():
+            made.rlx[name] = value
+        for override in overrides:
+            key, value = override.split("=", 1)
+            with open_dict(made):
+                OmegaConf.update(made, key, OmegaConf.create(f"v: {value}").v, force_add=True)
+        return made
+
+    return make
+
+
+def test_plugins_are_words_or_keys_or_verls_own_flags(config):
+    wanted = {"advantage": "dvao", "clip": {"name": "bapo", "target": 0.5}}
+    words = config(plugins="advantage=dvao clip=bapo clip.target=0.5")
+    keys = config(
+        "rlx.plugins.advantage=dvao", "rlx.plugins.clip.name=bapo", "rlx.plugins.clip.target=0.5"
+    )
+    flags = config(
+        "algorithm.adv_estimator=rlx.dvao",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=rlx.bapo",
+        "rlx.plugins.clip.name=bapo",
+        "rlx.plugins.clip.target=0.5",
+    )
+    for made in (words, keys, flags):
+        assert settings.read_plugins(made) == wanted
+        parts = settings.make_parts(made)
+        assert parts.one("advantage").name == "dvao" and parts.one("clip").target == 0.5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "message"),
+    [
+        (["trainer.v1.trainer_mode=rlx_snyc"], {}, "did you mean 'rlx_sync'"),
+        (["trainer.v1.trainer_mode=sync"], {}, "main_ppo"),
+        (["trainer.use_v1=False"], {}, "use_v1"),
+        ([], {"plugins": "clip=bapp"}, "did you mean 'bapo'"),
+        ([], {"plugins": "clip=bapo clip.targte=1"}, "did you mean 'target'"),
+        ([], {"plugin": "clip=bapo"}, "rlx.plugin: unknown; did you mean 'plugins'"),
+        ([], {"generation_chunk": 0}, "rlx.generation_chunk"),
+        ([], {"seed": "x"}, "rlx.seed"),
+        ([], {"reward_components": "accuracy"}, "rlx.reward_components"),
+        (["algorithm.adv_estimator=rlx.dvao"], {"plugins": "advantage=gdpo"}, "choose one"),
+        (["algorithm.adv_estimator=rloo"], {"plugins": "clip=bapo"}, "algorithm.adv_estimator=rloo would have no effect"),
+        (["actor_rollout_ref.actor.clip_ratio_high=0.3"], {"plugins": "clip=bapo"}, "use clip.eps_high"),
+        (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], {}, "name an aggregate"),
+        (["algorithm.use_kl_in_reward=True"], {}, "use_kl_loss"),
+        (["algorithm.rollout_correction.rollout_is=token"], {}, "name a correction"),
+        (["actor_rollout_ref.actor.shuffle=True"], {}, "actor.shuffle=True does not go with plug-ins"),
+        (["distillation.enabled=True"], {}, "distillation"),
+        (["actor_rollout_ref.rollout.calculate_log_probs=False"], {"plugins": "correction=tis"}, "calculate_log_probs"),
+        ([], {"plugins": "ratio=token ratio.denominator=logp_rollout correction=tis"}, "mismatch would count twice"),
+        ([], {"plugins": "pruner=april"}, "rlx.generation_chunk"),
+        ([], {"plugins": "pruner=arrol"}, "log-probs and entropies only"),
+        (["trainer.v1.trainer_mode=rlx_colocate_async"], {"plugins": "allocator=pilot_commit"}, "rlx_sync"),
+        (["actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], {"plugins": "sampler=vade"}, "single_turn"),
+        (
+            ["actor_rollout_ref.actor.use_dynamic_bsz=True"],
+            {"plugins": "aggregate=bnpo"},
+            "use_dynamic_bsz=True; set it to False",
+        ),
+    ],
+)
+def test_mistakes_are_refused_with_one_clear_message(config, overrides, options, message):
+    with pytest.raises(rlx.ConfigError, match=message.replace("(", r"\(")):
+        settings.make_parts(config(*overrides, **options))
+
+
+def test_a_signal_that_needs_an_option_of_verl_is_there_with_it(config, registered):
+    @registered("clip", "test_reference")
+    class Reference(rlx.Clip):
+        requires = frozenset({"logp_ref"})
+
+        def __call__(self, terms):
+            return terms.ratio
+
+    with pytest.raises(rlx.ConfigError, match="use_kl_loss=True"):
+        settings.make_parts(config(plugins="clip=test_reference"))
+    settings.make_parts(config("actor_rollout_ref.actor.use_kl_loss=True", plugins="clip=test_reference"))
+
+
+def test_a_missing_vllm_is_named(config, monkeypatch):
+    from importlib import metadata
+
+    known = metadata.version
+
+    def without_vllm(name):
+        if name.startswith("vllm"):
+            raise metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(metadata, "version", without_vllm)
+    with pytest.raises(rlx.ConfigError, match="vLLM is not installed: pip install 'rlx-plugins"):
+        settings.make_parts(config("actor_rollout_ref.rollout.name=vllm"))
+
+
+def test_another_verl_version_is_refused(config, monkeypatch):
+    from importlib import metadata
+
+    known = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.10.2" if name == "verl" else known(name))
+    with pytest.raises(rlx.ConfigError, match="verl 0.10.2 is installed; the trainer modes work with verl >=0.9"):
+        settings.make_parts(config())
+
+
+def test_the_datasets_columns_are_signals(config, registered, tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    file = tmp_path / "train.parquet"
+    parquet.write_table(pa.table({"prompt": ["a"], "domain": [1], "extra_info": [{"index": 0, "prior": 0.5}]}), file)
+
+    @registered("advantage", "test_by_prior")
+    class ByPrior(rlx.Advantage):
+        requires = frozenset({"prior", "domain"})
+
+        def __call__(self, batch):
+            return {"advantages": batch.spread(batch.prior)}
+
+    with pytest.raises(rlx.ConfigError, match="'domain': add a column"):
+        settings.make_parts(config(plugins="advantage=test_by_prior"))
+    settings.make_parts(config(f"data.train_files={file}", plugins="advantage=test_by_prior"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (['rlx.plugins="clip=bapp"'], "unknown clip 'bapp'; did you mean 'bapo'"),
+        (["+rlx.plugins.clip.name=bapo", "+rlx.plugins.clip.target=high"], "clip bapo.target: expected float"),
+    ],
+)
+def test_the_command_refuses_before_ray_starts(tmp_path, words, message):
+    command = [sys.executable, "-m", "rlx_plugins.hosts.verl", f"hydra.run.dir={tmp_path}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith(f"error: {message}")
+    assert "ray" not in done.stdout.lower()
