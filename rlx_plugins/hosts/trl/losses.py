@@ -56,7 +56,8 @@ def window_totals(
     per_chunk = [local_counts(chunk, columns) for chunk in chunks]
     names = list(per_chunk[0])
     total = all_reduce(torch.stack([torch.stack([c[name] for c in per_chunk]).sum() for name in names]))
-    return {name: total[i] / ranks for i, name in enumerate(names)}
+    divisors = torch.where(total > 0, total, torch.ones_like(total)) / ranks  # a rule that only sums has no count
+    return {name: divisors[i] for i, name in enumerate(names)}
 
 
 def with_micro_scope(

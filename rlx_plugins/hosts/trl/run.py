@@ -15,6 +15,7 @@ from ...core.errors import ConfigError, close_matches
 from ...recipes.run_folder import RunFolder
 from ...recipes.schema import Profile, Recipe
 from ...recipes.task import load_model_path, load_task
+from .checkpoint import latest
 from .config import RLXConfig
 from .trainer import RLXTrainer
 
@@ -47,7 +48,10 @@ def train(
         train_dataset=task.train,
         processing_class=tokenizer,
     )
-    checkpoint = get_last_checkpoint(str(folder.checkpoints)) if resume and folder.checkpoints.is_dir() else None
+    checkpoint = None
+    if resume and folder.checkpoints.is_dir():
+        newest = latest if recipe.plugins else get_last_checkpoint
+        checkpoint = newest(str(folder.checkpoints))
     if checkpoint is not None:
         counter.resume(folder, step=int(checkpoint.rsplit("-", 1)[1]))
     accuracy: dict[str, Any] = {}

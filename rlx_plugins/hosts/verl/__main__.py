@@ -25,18 +25,25 @@ def main(config: Any) -> None:
 
 def launch(config: Any) -> None:
     """Check `config` and train; raises ConfigError before anything is started."""
-    from .settings import make_parts, without_critic
+    import verl  # noqa: F401  (loads VERL_USE_EXTERNAL_MODULES, where plug-ins of one's own may be)
 
-    make_parts(config)
+    from .settings import check_engine, make_parts, read_plugins, trainer_mode, without_critic
+
+    trainer_mode(config)
+    if read_plugins(config):
+        make_parts(config)
+        without_critic(config)
+    check_engine(config)
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
-    without_critic(config)
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=False)
+    validate_config(
+        config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+    )
     run_ppo(config, task_runner_class=task_runner(ray, TaskRunnerV1))
 
 

@@ -11,7 +11,8 @@ import rlx_plugins as rlx
 pytest.importorskip("trl", reason="TRL is not installed")
 
 MIXES = [
-    {"clip": "bapo", "advantage": "dvao", "reward": "alp"},
+    {"clip": "bapo", "advantage": "dvao"},
+    {"clip": "bapo", "advantage": "grpo", "reward": "alp"},
     {"clip": "ppo", "advantage": "grpo", "aggregate": "seq_mean_token_mean"},
     {"clip": "sapo", "advantage": "gdpo", "correction": "tis"},
     {"ratio": "sequence", "advantage": "rloo"},

@@ -1,0 +1,97 @@
+"""Real verl runs with plug-ins: Ray, FSDP2, TransferQueue, rollout servers and reward workers, on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MODULE = "rlx_plugins.hosts.verl"
+PLUGIN = "rlx_plugins.hosts.verl.plugin"
+OWN = {
+    "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},own_plugins",
+    "PYTHONPATH": f"{HERE.parents[2]}:{HERE}",
+}
+SMALL = {"prompts": 4, "rollouts": 4}
+
+
+def same(run, other, metrics, steps, **tolerance):
+    for metric in metrics:
+        ours = [run.steps[step][metric] for step in steps]
+        assert ours == pytest.approx([other.steps[step][metric] for step in steps], **tolerance), metric
+
+
+def test_grpo_as_plugins_and_by_flags_is_verls_grpo(verl_run):
+    settings = {**SMALL, "mini_batch": 2, "steps": 3}
+    stock = verl_run(**settings)
+    plugins = verl_run('rlx.plugins="advantage=grpo clip=ppo clip.dual_clip=3.0"', module=MODULE, **settings)
+    loss = "actor_rollout_ref.actor.policy_loss"
+    flags = verl_run(
+        "algorithm.adv_estimator=rlx.grpo",
+        f"{loss}.loss_mode=rlx.ppo",
+        f"{loss}._target_=rlx_plugins.hosts.verl.flags.RLXPolicyLossConfig",
+        f"+{loss}.params.dual_clip=3.0",
+        **settings,
+    )
+    for run in (plugins, flags):
+        same(run, stock, ["critic/score/mean", "actor/pg_loss", "actor/grad_norm"], [1, 2, 3], abs=2e-5)
+    assert any(abs(x) > 1e-3 for x in stock.column("actor/pg_loss"))
+
+
+def test_a_killed_run_resumed_is_the_run(verl_run, tmp_path):
+    settings = {**SMALL, "steps": 4, "save_every": 1, "module": MODULE, "environment": OWN}
+    plugins = 'rlx.plugins="allocator=test_growing advantage=test_running_mean clip=test_counting"'
+    whole = verl_run(plugins, folder=tmp_path / "whole", **settings)
+    killed = verl_run(plugins, folder=tmp_path / "killed", kill_after=2, **settings)
+    resumed = verl_run(plugins, folder=tmp_path / "killed", **settings)
+    assert 1 not in resumed.steps and sorted({**killed.steps, **resumed.steps}) == [1, 2, 3, 4]
+    later = sorted(resumed.steps)
+    exact = ["rlx/clip/calls", "rlx/allocator/seen", "rlx/rows", "critic/score/mean"]
+    same(resumed, whole, exact, later, abs=0)
+    same(resumed, whole, ["actor/pg_loss", "actor/grad_norm"], later, rel=1e-3)
+    assert whole.steps[4]["rlx/clip/calls"] > whole.steps[1]["rlx/clip/calls"]
+    assert whole.steps[4]["rlx/allocator/seen"] == 16
+
+
+def test_stale_rollouts_are_seen_as_such_in_asynchronous_mode(verl_run):
+    plugins = 'rlx.plugins="correction=tis clip=sat clip.denominator=logp_old aggregate=asyncweb_norm"'
+    run = verl_run(plugins, "trainer.v1.trainer_mode=rlx_colocate_async", module=MODULE, steps=4, **SMALL)
+    assert run.column("rlx/staleness/max") == run.column("training/off_policy/trajectory_staleness/max")
+    assert set(run.column("rlx/staleness/max")) == {0, 1}
+    for step in run.steps.values():
+        fresh = step["rlx/staleness/max"] == 0
+        assert (step["rlx/correction/tis/effective_sample_size"] > 0.9999) == fresh
+
+
+def test_the_rollout_program_runs_with_rounds_hints_and_prompts_of_its_own_choice(verl_run):
+    plugins = (
+        'rlx.plugins="sampler=vade allocator=vigor hint=guide hint.column=solution hint.behavior_logp=forward'
+        ' hint.success_threshold=0.5"'
+    )
+    run = verl_run(plugins, "rlx.generation_chunk=8", module=MODULE, steps=2, **SMALL)
+    assert all(rows > 0 for rows in run.column("rlx/rows"))
+    assert sum(run.column("rlx/hint/guide_triggered")) > 0
+    assert min(run.column("actor/grad_norm")) > 0
+
+
+def test_every_update_kind_on_two_ranks_of_verls_own_command(verl_run):
+    environment = {**OWN, "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},own_plugins,rlx_plugins.hosts.verl.trainer"}
+    weights = "+reward.custom_reward_function.reward_kwargs"
+    run = verl_run(
+        "trainer.v1.trainer_mode=rlx_sync",
+        '+rlx.plugins="reward=lead advantage=lead correction=tis aggregate=seq_mean_token_mean selector=nat_rpc'
+        ' clip=test_logits"',
+        "+rlx.reward_components=[accuracy,format]",
+        f"{weights}.format=0.5",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.entropy_coeff=0.001",
+        environment=environment,
+        steps=2,
+        ranks=2,
+        **SMALL,
+    )
+    assert max(run.column("rlx/clip/difference")) < 1e-5
+    assert all(0 < kept < 1 for kept in run.column("rlx/selector/kept_tokens"))
+    assert min(run.column("actor/grad_norm")) > 0 and min(run.column("actor/entropy_loss")) > 0
+    assert run.column("actor/kl_loss")[0] == pytest.approx(0, abs=1e-5)
