@@ -8,7 +8,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from ...core.errors import ConfigError, close_matches
@@ -58,6 +58,7 @@ def train(
     if task.evaluate is not None:
         accuracy["accuracy_before"] = task.evaluate(trainer.model, tokenizer)
         set_seed(seed)
+    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(MetricsLog(folder, counter, progress))
     trainer.train(resume_from_checkpoint=checkpoint)
     if task.evaluate is not None:
@@ -78,7 +79,8 @@ def make_config(recipe: Recipe, profile: Profile, folder: RunFolder, seed: int) 
     for name in arguments:
         if name not in known or name == "plugins":
             raise ConfigError(f"recipe {recipe.name}: TRL has no argument {name!r}{close_matches(name, known)}")
-    fixed = {"output_dir": str(folder.checkpoints), "seed": seed, "logging_steps": 1, "report_to": "none"}
+    fixed = {"output_dir": str(folder.checkpoints), "seed": seed, "logging_steps": 1}
+    fixed |= {"report_to": "none", "disable_tqdm": True}  # the folder and the caller's progress take their place
     try:
         return RLXConfig(**{**arguments, **fixed, "plugins": recipe.plugins or None})
     except (ValueError, TypeError) as error:
