@@ -101,14 +101,20 @@ def run(
     output: Annotated[Path | None, typer.Option(help="run folder [runs/<name>-<seed>]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
+    print_only: Annotated[bool, typer.Option("--print", help="print the host's command instead (host verl)")] = False,
 ) -> None:
     """Train a recipe, then print first and last reward, tokens and time, and draw the curves."""
     from .recipes.run_folder import RunFolder
+    from .recipes.runner import command_text
     from .recipes.runner import run as run_recipe
     from .recipes.schema import load, with_overrides
 
     chosen = with_overrides(load(recipe), overrides or [], profile)
-    folder = RunFolder.open(output or Path("runs") / f"{chosen.name}-{seed}", resume=resume, overwrite=overwrite)
+    path = output or Path("runs") / f"{chosen.name}-{seed}"
+    if print_only:
+        print(command_text(chosen, RunFolder(path), profile=profile, seed=seed, resume=resume))
+        return
+    folder = RunFolder.open(path, resume=resume, overwrite=overwrite)
     with progress_bar(chosen.name) as progress:
         summary = run_recipe(chosen, folder, profile=profile, seed=seed, resume=resume, progress=progress)
     out.print(summary_table({chosen.name: summary}))

@@ -60,7 +60,9 @@ def check_attributes(wanted: Mapping[str, str]) -> list[str]:
         if cls is None:
             problems.append(f"{where(path)} is gone")
             continue
-        source = "".join(inspect.getsource(c.__init__) for c in cls.__mro__ if "__init__" in vars(c) and c is not object)
+        source = "".join(
+            inspect.getsource(c.__init__) for c in cls.__mro__ if "__init__" in vars(c) and c is not object
+        )
         set_there = set(re.findall(r"self\.(\w+)(?:,[\w., ]+)?(?::[^=\n]+)?\s*=[^=]", source))
         problems += [f"{where(path)} no longer sets .{name}" for name in names.split() if name not in set_there]
     return problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,14 +37,31 @@ def run(
         "seed": seed,
         "rlx_plugins": __version__,
     }
-    try:
-        from ..hosts.trl.run import train
-    except ImportError as error:
-        raise ConfigError(f"host trl can't be imported: {error}; pip install 'rlx-plugins[trl]'") from error
+    train = host_module(recipe.host).train
+    options = {"tiny": profile == "tiny"} if recipe.host == "verl" else {}
     write_json(folder.recipe, setting)
-    accuracy = train(recipe, chosen, folder, seed=seed, resume=resume, progress=progress)
+    accuracy = train(recipe, chosen, folder, seed=seed, resume=resume, progress=progress, **options)
     records = folder.records()
     summary = {**summarise(records), **accuracy}
     write_json(folder.summary, summary)
     plot({recipe.name: records}, folder.curves, title=recipe.title)
     return summary
+
+
+def command_text(
+    recipe: Recipe, folder: RunFolder, *, profile: str = "tiny", seed: int = 0, resume: bool = False
+) -> str:
+    """The shell command that `run` would start on a host that is started by one."""
+    if recipe.host != "verl":
+        raise ConfigError(f"host {recipe.host} runs in this process: there is no command to print (host verl has one)")
+    make_command = host_module("verl").make_command
+    command = make_command(recipe, recipe.profile(profile), folder, seed=seed, resume=resume, tiny=profile == "tiny")
+    return str(command.text())
+
+
+def host_module(host: str) -> Any:
+    """The module `hosts.<host>.run`; ConfigError says what to install where it can't be imported."""
+    try:
+        return importlib.import_module(f"..hosts.{host}.run", __package__)
+    except ImportError as error:
+        raise ConfigError(f"host {host} can't be imported: {error}; pip install 'rlx-plugins[{host}]'") from error

@@ -34,9 +34,11 @@ class Profile(BaseModel):
 
     model      a path or hub name; `tiny` and `smollm` are built by rlx_plugins.testing
     task       `tiny`, or "package.module:function" of a function that returns {"train": Dataset, "eval": Dataset}
+               (host verl: paths of parquet files in verl's format)
     rewards    names of the task's reward functions, or "package.module:function" of your own; they are summed
+               (host verl: one function of your own, in verl's form)
     weights    one weight per reward (default: 1 each)
-    arguments  the host's own arguments, passed through unchanged
+    arguments  the host's own arguments, passed through unchanged (host verl: Hydra overrides, nested or dotted)
     notes      where the setting comes from
     """
 
@@ -58,7 +60,7 @@ class Recipe(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     title: str
     papers: list[str] = Field(default_factory=list)
-    host: Literal["trl"]
+    host: Literal["trl", "verl"]
     plugins: dict[str, Any] = Field(default_factory=dict)
     profiles: dict[Literal["tiny", "paper"], Profile]
 

@@ -41,9 +41,7 @@ def launch(config: Any) -> None:
     from verl.utils.device import auto_set_device
 
     auto_set_device(config)
-    validate_config(
-        config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-    )
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     run_ppo(config, task_runner_class=task_runner(ray, TaskRunnerV1))
 
 

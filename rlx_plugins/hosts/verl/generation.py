@@ -55,6 +55,7 @@ class Engine:
     chunk        response tokens per request (None: unbounded)
     own_temperatures   rollouts say their temperature themselves (else `sampling`'s holds for all)
     component_names    entries of the reward function's dictionary that are components; None: all numbers but `score`
+    generated    tokens sampled so far
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Engine:
         self.own_temperatures, self.component_names = own_temperatures, component_names
         self.requests = requests or Requests()
         self.under_way: set[int] = set()
-        self.sent = 0
+        self.sent = self.generated = 0
 
     def execute(self, operation: Operation) -> Any:
         """Carry out one operation; what the hook that yielded it gets back."""
@@ -152,6 +153,7 @@ class Engine:
 
     def _append(self, r: Rollout, output: Any) -> None:
         tokens = list(output.token_ids)
+        self.generated += len(tokens)
         if not tokens:
             return
         told = output.extra_fields.get("global_steps")

@@ -71,4 +71,3 @@ def _spread(column: Tensor, place: Tensor, n: int) -> Tensor:
     full = column.new_zeros(n)
     full[place] = column
     return full
-

@@ -68,9 +68,7 @@ class ActorLoss:
         assert model_output is not None
         return self.loss(model_output, data, dp_group)
 
-    def loss(
-        self, model_output: Mapping[str, Any], data: TensorDict, dp_group: Any
-    ) -> tuple[Tensor, dict[str, Any]]:
+    def loss(self, model_output: Mapping[str, Any], data: TensorDict, dp_group: Any) -> tuple[Tensor, dict[str, Any]]:
         """Loss (scalar, with gradient) and metrics of one micro-batch."""
         from verl.utils.metric import AggregationType, Metric
         from verl.workers.utils.padding import no_padding_2_padding

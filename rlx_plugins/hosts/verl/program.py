@@ -57,7 +57,9 @@ class RolloutSource:
             return self.buffer.sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         ctx = self._context(global_steps, batch_size)
         self.trainer._context = ctx
-        groups = drive(rollout_program(self.parts, ctx), self._engine(ctx).execute)
+        engine = self._engine(ctx)
+        groups = drive(rollout_program(self.parts, ctx), engine.execute)
+        ctx.log("generated_tokens", engine.generated)
         self.batch = pack(groups, version=ctx.version, step=ctx.step, total_steps=ctx.total_steps, seed=ctx.seed)
         self.keys, fields, tags = self._records(self.batch, global_steps)
         tq.kv_batch_put(keys=self.keys, partition_id=partition_id, fields=fields, tags=tags)

@@ -85,9 +85,7 @@ def signal_table(
     group = torch.tensor([uids.index(uid) for uid, _ in sessions])
     repeat = _occurrences(names, sessions)
     extra = [dict(as_list(data["extra_fields"])[i]) for i in place.tolist()]
-    columns: dict[str, Any] = {
-        name: column[place] for name, column in token_columns(data, eos).items()
-    }
+    columns: dict[str, Any] = {name: column[place] for name, column in token_columns(data, eos).items()}
     width = max(1, int(lengths(data["responses"])[place].max()))
     columns = {n: c[:, :width] if c.ndim > 1 else c for n, c in columns.items()}
     rewards = padded(data["rm_scores"]).sum(1)[place]

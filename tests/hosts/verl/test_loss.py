@@ -163,7 +163,9 @@ def test_parts_make_columns_of_the_logits_of_response_tokens(registered):
     loss_fn = ActorLoss(chosen)
     made = loss_fn(student_logits=logits, data=data)
     assert set(made) == {LOGITS + "again", LOGITS + "squared"} and all(v.shape == (1, total) for v in made.values())
-    offsets = torch.nn.functional.pad((columns.lengths(data["prompts"]) + columns.lengths(data["responses"])).cumsum(0), (1, 0))
+    offsets = torch.nn.functional.pad(
+        (columns.lengths(data["prompts"]) + columns.lengths(data["responses"])).cumsum(0), (1, 0)
+    )
     nested = {k: torch.nested.nested_tensor_from_jagged(v[0], offsets) for k, v in made.items()}
     logp = nested_logp(new_logp(table.batch), data)
     loss, _ = loss_fn(model_output={"log_probs": logp, **nested}, data=data)
@@ -175,7 +177,9 @@ def test_parts_make_columns_of_the_logits_of_response_tokens(registered):
         for t in range(n):
             if table.batch.response_mask[b, t]:
                 row = probs[at + prompt + t - 1]
-                wanted -= float(table.batch.advantages[b, t] * row[table.batch.response_ids[b, t]] * (2 * row).exp().sum())
+                wanted -= float(
+                    table.batch.advantages[b, t] * row[table.batch.response_ids[b, t]] * (2 * row).exp().sum()
+                )
         at += prompt + n
     wanted /= float(table.batch.response_mask.sum())
     assert float(loss.detach()) == pytest.approx(wanted, abs=1e-12) and float(logits.grad.abs().sum()) > 0

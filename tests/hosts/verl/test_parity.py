@@ -36,9 +36,7 @@ def on_trl(chosen, prepared, logp_new, micro_batches):
     chunks = []
     for rows in torch.arange(size).chunk(micro_batches):
         pick = [int(i) for i in rows]
-        chunks.append(
-            {n: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in pick] for n, v in keys.items()}
-        )
+        chunks.append({n: v[rows] if isinstance(v, torch.Tensor) else [v[i] for i in pick] for n, v in keys.items()})
     window = window_totals(chunks, counts, lambda x: x, 1)
     logp = logp_new.clone().requires_grad_()
     total = 0.0
@@ -59,7 +57,9 @@ def test_verl_and_trl_agree(plugins, micro_batches):
     on_verl, prepared = rlx.prepare(ours, table), rlx.prepare(theirs, table)
     torch.testing.assert_close(on_verl.batch.advantages, prepared.batch.advantages, atol=1e-9, rtol=0)
     noise = torch.randn(table.logp_old.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    logp = torch.where(table.response_mask, torch.where(table.response_mask, table.logp_old, 0) + 0.2 * noise, torch.nan)
+    logp = torch.where(
+        table.response_mask, torch.where(table.response_mask, table.logp_old, 0) + 0.2 * noise, torch.nan
+    )
     loss, gradient, _ = loss_and_gradient(ours, on_verl, logp, micro_batches=micro_batches)
     wanted, wanted_gradient = on_trl(theirs, prepared, logp, micro_batches)
     assert float(loss) == pytest.approx(wanted, abs=1e-9) and float(wanted_gradient.abs().sum()) > 0

@@ -39,9 +39,7 @@ def config(stock):
 def test_plugins_are_words_or_keys_or_verls_own_flags(config):
     wanted = {"advantage": "dvao", "clip": {"name": "bapo", "target": 0.5}}
     words = config(plugins="advantage=dvao clip=bapo clip.target=0.5")
-    keys = config(
-        "rlx.plugins.advantage=dvao", "rlx.plugins.clip.name=bapo", "rlx.plugins.clip.target=0.5"
-    )
+    keys = config("rlx.plugins.advantage=dvao", "rlx.plugins.clip.name=bapo", "rlx.plugins.clip.target=0.5")
     flags = config(
         "algorithm.adv_estimator=rlx.dvao",
         "actor_rollout_ref.actor.policy_loss.loss_mode=rlx.bapo",
@@ -67,7 +65,11 @@ def test_plugins_are_words_or_keys_or_verls_own_flags(config):
         ([], {"seed": "x"}, "rlx.seed"),
         ([], {"reward_components": "accuracy"}, "rlx.reward_components"),
         (["algorithm.adv_estimator=rlx.dvao"], {"plugins": "advantage=gdpo"}, "choose one"),
-        (["algorithm.adv_estimator=rloo"], {"plugins": "clip=bapo"}, "algorithm.adv_estimator=rloo would have no effect"),
+        (
+            ["algorithm.adv_estimator=rloo"],
+            {"plugins": "clip=bapo"},
+            "algorithm.adv_estimator=rloo would have no effect",
+        ),
         (["actor_rollout_ref.actor.clip_ratio_high=0.3"], {"plugins": "clip=bapo"}, "use clip.eps_high"),
         (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], {}, "name an aggregate"),
         (["algorithm.use_kl_in_reward=True"], {}, "use_kl_loss"),
