@@ -139,9 +139,9 @@ class RolloutBatch(Mapping[str, Any]):
         return self._like({k: v.to(device) if isinstance(v, Tensor) else v for k, v in self._columns.items()})
 
     def token_columns(self) -> dict[str, Tensor]:
-        """The [B,T] columns: what a `from_logits` hook receives, cut to the tokens at hand."""
+        """The [B,T] and [B,T,...] columns: what a `from_logits` hook receives, cut to the tokens at hand."""
         shape = self["response_mask"].shape
-        return {k: v for k, v in self._columns.items() if isinstance(v, Tensor) and v.shape == shape}
+        return {k: v for k, v in self._columns.items() if isinstance(v, Tensor) and v.shape[:2] == shape}
 
     def _per_row(self, column: Any) -> bool:
         if isinstance(column, Tensor):

@@ -37,6 +37,7 @@ class Plugin:
     provides      columns it makes for others
     capabilities  what the host must be able to do (hosts/<host> lists its own)
     fixes         kinds this part decides: {"ratio": "token"} wants that plug-in, {"aggregate": None} wants none named
+    idle_hooks    hooks of its own that its parameters leave without work: a host need not be able to call them
     paper         "Title, arXiv id", shown by `rlx show`
     """
 
@@ -46,6 +47,7 @@ class Plugin:
     provides: Any = frozenset()
     capabilities: Any = frozenset()
     fixes: ClassVar[Mapping[str, str | None]] = {}
+    idle_hooks: Any = frozenset()
     paper: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

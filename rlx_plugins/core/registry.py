@@ -117,7 +117,12 @@ def entry_point_failures() -> dict[str, str]:
 
 
 def implements(part: Plugin | type[Plugin], hook: str) -> bool:
-    """Whether a plug-in defines `hook` itself instead of inheriting the protocol's default."""
+    """Whether a plug-in defines `hook` itself instead of inheriting the protocol's default.
+
+    A plug-in whose parameters leave the hook without work (`idle_hooks`) counts as one that does not.
+    """
+    if not isinstance(part, type) and hook in part.idle_hooks:
+        return False
     cls = part if isinstance(part, type) else type(part)
     protocol = KINDS[cls.kind]
     return getattr(cls, hook, None) is not getattr(protocol, hook, None)

@@ -9,29 +9,10 @@ import torch
 from torch import Tensor
 
 from ...core.batch import RolloutBatch
-from ...core.config import Parts
-from ...core.objective import DISTILL, POLICY, reduce
+from ...core.objective import POLICY, reduce
 from ...core.terms import masked
+from ..loss_terms import ENTROPY
 from .columns import PREFIX
-
-ENTROPY = "entropy"
-"""Name of the entropy bonus among the totals; its count is the number of model tokens."""
-
-
-def micro_terms(parts: Parts) -> frozenset[str]:
-    """Loss terms whose aggregate normalises by the micro-batch it sees."""
-    rules = {POLICY: parts.one("aggregate")}
-    if parts["distill"]:
-        rules[DISTILL] = parts.one("distill_aggregate") or parts.one("aggregate")
-    return frozenset(name for name, rule in rules.items() if rule.scope == "micro")
-
-
-def count_columns(parts: Parts) -> dict[str, str]:
-    """Loss term -> the column of its count."""
-    columns = {POLICY: "loss_count"}
-    if parts["distill"]:
-        columns[DISTILL] = "distill_count"
-    return columns | {part.name: f"{part.name}_count" for part in parts["auxiliary"]}
 
 
 def local_counts(chunk: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Tensor]:

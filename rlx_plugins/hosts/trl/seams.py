@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import inspect
-import re
-from typing import Any
+from ..contracts import check_attributes, check_fields, check_mentions, check_parameters
 
 PARAMETERS: dict[str, str] = {
     "trl.GRPOTrainer.__init__": "self model reward_funcs args train_dataset eval_dataset processing_class"
@@ -71,56 +67,5 @@ FIELDS = (
 
 def check_seams() -> list[str]:
     """One message for each thing relied on that the installed versions no longer have; [] if all holds."""
-    problems = [p for path, wanted in PARAMETERS.items() for p in _parameters(path, wanted.split())]
-    problems += [p for path, wanted in ATTRIBUTES.items() for p in _attributes(path, wanted.split())]
-    problems += [p for path, wanted in MENTIONS.items() for p in _mentions(path, wanted)]
-    known = getattr(_find("trl.GRPOConfig"), "__dataclass_fields__", {})
-    problems += [f"{_where('trl.GRPOConfig')} has no field {name!r}" for name in FIELDS.split() if name not in known]
-    return problems
-
-
-def _find(path: str) -> Any:
-    """The object at a dotted path, None if there is none."""
-    module, *rest = path.split(".")
-    found: Any = importlib.import_module(module)
-    for i, name in enumerate(rest):
-        if not hasattr(found, name) and inspect.ismodule(found):
-            try:
-                importlib.import_module(".".join([module, *rest[: i + 1]]))
-            except ImportError:
-                return None
-        found = getattr(found, name, None)
-    return found
-
-
-def _where(path: str) -> str:
-    package = path.split(".")[0]
-    return f"{package} {importlib.metadata.version(package)}: {path}"
-
-
-def _parameters(path: str, wanted: list[str]) -> list[str]:
-    function = _find(path)
-    if function is None:
-        return [f"{_where(path)} is gone"]
-    have = list(inspect.signature(function).parameters)
-    if have == wanted:
-        return []
-    return [f"{_where(path)} takes ({', '.join(have)}), this host calls it with ({', '.join(wanted)})"]
-
-
-def _attributes(path: str, wanted: list[str]) -> list[str]:
-    cls = _find(path)
-    if cls is None:
-        return [f"{_where(path)} is gone"]
-    source = "".join(inspect.getsource(c.__init__) for c in cls.__mro__ if "__init__" in vars(c) and c is not object)
-    set_there = set(re.findall(r"self\.(\w+)(?:,[\w., ]+)?(?::[^=\n]+)?\s*=[^=]", source))
-    return [f"{_where(path)} no longer sets .{name}" for name in wanted if name not in set_there]
-
-
-def _mentions(path: str, wanted: str) -> list[str]:
-    function = _find(path)
-    if function is None:
-        return [f"{_where(path)} is gone"]
-    source = re.sub(r"\s+", "", inspect.getsource(function))
-    fragments = re.sub(r", ", ",", wanted).split()
-    return [f"{_where(path)} no longer contains {fragment}" for fragment in fragments if fragment not in source]
+    problems = check_parameters(PARAMETERS) + check_attributes(ATTRIBUTES) + check_mentions(MENTIONS)
+    return problems + check_fields("trl.GRPOConfig", FIELDS)

@@ -22,13 +22,14 @@ from ...core.context import Context
 from ...core.errors import ConfigError, DataError
 from ...core.objective import policy_loss
 from ...core.preparation import prepare
+from ..loss_terms import count_columns, micro_terms
 from .averaged import AveragedPolicy
 from .batches import Needs, generated_batch, program_batch
 from .checkpoint import latest, load_parts, save_parts
 from .columns import LOG_PROBS, PREFIX, cut_responses, micro_batch, own_rows
 from .config import check_options, check_saving, corrects_sampling, needs_program
 from .inputs import PROMPT_KEY, named_in_errors, unique_names, with_prompt_keys
-from .losses import count_columns, host_terms, micro_terms, window_totals, with_micro_scope
+from .losses import host_terms, window_totals, with_micro_scope
 from .profile import host_profile
 from .rollouts import Prompts, Rollouts, as_rollout_func_output, run_program
 from .teacher import Teacher

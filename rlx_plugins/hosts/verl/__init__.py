@@ -1,9 +1,9 @@
 """verl 0.9 as a host: single methods by verl's own flags, or every kind of plug-in by a trainer mode.
 
-    python -m rlx_plugins.hosts.verl rlx.plugins="advantage=dvao clip=bapo" trainer.v1.trainer_mode=rlx_sync ...
+    python -m rlx_plugins.hosts.verl 'rlx.plugins="advantage=dvao clip=bapo"' ...
 
-is verl's `python -m verl.trainer.main_ppo` with the trainer modes `rlx_sync` and `rlx_colocate_async` registered and the
-group `rlx` added to its configuration. Nothing is imported from verl until a run starts.
+is verl's `python -m verl.trainer.main_ppo` with the trainer modes `rlx_sync` and `rlx_colocate_async` registered and
+the group `rlx` added to its configuration. Nothing is imported from verl until a run starts.
 
 plugin    entry point of verl: makes `rlx.<name>` known as advantage estimators and policy losses
 flags     what those names do

@@ -90,12 +90,22 @@ def token_columns(data: TensorDict, eos: Sequence[int]) -> dict[str, Tensor]:
         "segment_ids": turn.clone(),
         "finished": torch.isin(last, torch.tensor(list(eos), device=ids.device)) & (rows > 0),
     }
+    if "teacher_logprobs" in data.keys():
+        columns["logp_teacher"] = teacher_log_probs(data, ids.shape[1])
     return columns | log_probs(data, ids.shape[1])
 
 
 def log_probs(data: TensorDict, width: int) -> dict[str, Tensor]:
     """The log-probability and entropy columns [B, width] that verl's data has."""
     return {signal: padded(data[field], width) for signal, field in LOG_PROBS.items() if field in data.keys()}
+
+
+def teacher_log_probs(data: TensorDict, width: int) -> Tensor:
+    """[B, width] log-probs of the response tokens from verl's teacher, which scores the whole sequence."""
+    values = data["teacher_logprobs"].values()
+    values = values.reshape(len(values), -1)[:, 0][response_positions(data)]
+    there = torch.arange(width, device=values.device)[None] < lengths(data["responses"])[:, None]
+    return values.new_zeros(there.shape).masked_scatter(there, values)
 
 
 def row_column(values: Sequence[Any]) -> Any:

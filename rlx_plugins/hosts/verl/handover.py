@@ -19,8 +19,8 @@ DRIVER_ONLY = frozenset({"rollout", "prompt_ids", "row"})
 """Columns that never leave the driver."""
 
 ON_DEMAND = frozenset(
-    "hint_mask turn_ids segment_ids staleness logp_rollout logp_behavior entropy reward_components component_names"
-    " helped source correct correction_weight uid session_id index".split()
+    "hint_mask turn_ids segment_ids staleness logp_rollout logp_behavior logp_teacher entropy reward_components"
+    " component_names helped source correct correction_weight uid session_id index".split()
 )
 """Columns of the host that are sent only where a part of the loss phase requires them."""
 

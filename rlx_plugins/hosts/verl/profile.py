@@ -32,6 +32,9 @@ FLAG_SIGNALS = frozenset("turn_ids segment_ids hint_mask".split())
 FLAG_LOSS_SIGNALS = frozenset({"logp_old", "logp_new"})
 """Signals a policy loss named by verl's own flags can have."""
 
+TEACHER_MODES = frozenset("kl k1 abs mse k2 low_var_kl k3".split())
+"""verl's distillation losses whose teacher reports the log-prob of the sampled tokens."""
+
 USE_TRAINER = (
     "verl hands it to a trainer only; run `python -m rlx_plugins.hosts.verl` with trainer.v1.trainer_mode=rlx_sync and"
     " the plug-ins under rlx.plugins"
@@ -54,7 +57,8 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
         " reference model only then",
         "logp_rollout": "set actor_rollout_ref.rollout.calculate_log_probs=True",
         "logp_prox": "verl keeps no averaged policy",
-        "logp_teacher": "verl's teachers answer its own agent loops only, in their own distillation loss",
+        "logp_teacher": "give verl a teacher (distillation.enabled=True and its other options) with"
+        " distillation.distillation_loss.loss_mode=k1, which reports the log-prob of every token",
         "teacher_logits": "verl's teachers are servers that return the log-probs of a few tokens",
         "forward:hidden": "verl's training workers return log-probs and entropies only",
         "engine_patch": "verl starts its engine itself; the engine's own options are rollout.engine_kwargs",
@@ -64,6 +68,9 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     if actor["use_kl_loss"]:
         signals.add("logp_ref")
+    distillation = config["distillation"]
+    if distillation["enabled"] and distillation["distillation_loss"]["loss_mode"] in TEACHER_MODES:
+        signals.add("logp_teacher")
     if rollout["calculate_log_probs"]:
         signals.add("logp_rollout")
     if actor.get("ulysses_sequence_parallel_size", 1) > 1 or actor.get("use_fused_kernels", False):

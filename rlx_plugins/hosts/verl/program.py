@@ -20,7 +20,6 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from ...core.batch import RolloutBatch, pack
 from ...core.config import Parts
 from ...core.context import Context
-from ...core.errors import ConfigError
 from ...core.randomness import hash_bits
 from ...core.rollout import drive, rollout_program
 from .columns import log_probs, row_column
@@ -42,8 +41,6 @@ class RolloutSource:
     """
 
     def __init__(self, trainer: RLXTrainer, parts: Parts, buffer: Any):
-        if trainer.processor is not None:
-            raise ConfigError("rollout-side plug-ins work on text only; this model has a multimodal processor")
         self.trainer, self.parts, self.buffer = trainer, parts, buffer
         self.prompts = Prompts(trainer)
         self.token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -50,25 +51,23 @@ def make_command(
     recipe: Recipe, profile: Profile, folder: RunFolder, *, seed: int, resume: bool, tiny: bool
 ) -> Command:
     """The verl run of a profile; `tiny`: on the CPU lane, with transformers generating."""
-    extra = [*plugin_overrides(recipe.plugins), *run_overrides(folder, seed, resume)]
-    if recipe.plugins and profile.task == "tiny":
-        extra.append(f"rlx.reward_components={hydra_value(profile.rewards)}")
-    arguments = flatten(profile.arguments)
+    train, held_out = task_files(profile, seed)
+    model = load_model_path(profile.model)
+    environment: dict[str, str] = {}
     if tiny:
         from .cpu import cpu_environment, cpu_overrides
 
-        train, held_out = tiny_task(profile, seed)
-        base = cpu_overrides(load_model_path(profile.model), train, held_out, folder=folder.checkpoints)
-        base += [f"{key}={value}" for key, value in TINY.items()]
         environment = cpu_environment()
+        overrides = cpu_overrides(model, train, held_out, folder=folder.checkpoints)
+        overrides += [f"{key}={value}" for key, value in TINY.items()]
     else:
-        files = task_files(profile)
-        base = [f"actor_rollout_ref.model.path={load_model_path(profile.model)}"]
-        base += [f"data.{split}_files={hydra_value(path)}" for split, path in files.items()]
-        environment = {}
-    if recipe.plugins == {}:
-        extra.append("trainer.v1.trainer_mode=rlx_sync")
-    overrides = [*base, *reward_overrides(profile), *extra, *(f"{k}={hydra_value(v)}" for k, v in arguments.items())]
+        files = {"train": train, "val": held_out}
+        overrides = [f"actor_rollout_ref.model.path={hydra_value(model)}"]
+        overrides += [f"data.{split}_files={hydra_value(str(path))}" for split, path in files.items()]
+    overrides += reward_overrides(profile) + plugin_overrides(recipe.plugins) + run_overrides(folder, seed, resume)
+    if recipe.plugins and profile.task == "tiny":
+        overrides.append(f"rlx.reward_components={hydra_value(profile.rewards)}")
+    overrides += [f"{key}={hydra_value(value)}" for key, value in flatten(profile.arguments).items()]
     return Command(overrides, environment)
 
 
@@ -98,20 +97,15 @@ def run_overrides(folder: RunFolder, seed: int, resume: bool) -> list[str]:
     ]
 
 
-def tiny_task(profile: Profile, seed: int) -> tuple[Any, Any]:
-    """The tiny task's parquet files."""
-    from .cpu.tiny import tiny_files
+def task_files(profile: Profile, seed: int) -> tuple[str | Path, str | Path]:
+    """Training and held-out parquet files: of the tiny task, or of a task "package.module:function" of your own.
 
-    if profile.task != "tiny":
-        return tuple(task_files(profile).values())  # type: ignore[return-value]
-    return tiny_files(seed=seed)
-
-
-def task_files(profile: Profile) -> dict[str, str]:
-    """Parquet files of a task "package.module:function", which returns {"train": path, "eval": path} in verl's format."""
+    The function returns {"train": path, "eval": path} of files in verl's format.
+    """
     if profile.task == "tiny":
-        train, held_out = tiny_task(profile, 0)
-        return {"train": str(train), "val": str(held_out)}
+        from .cpu.tiny import tiny_files
+
+        return tiny_files(seed=seed)
     if ":" not in profile.task:
         raise ConfigError(f"unknown task {profile.task!r} (accepted: tiny, or package.module:function of your own)")
     made = load_object(profile.task, "task")()
@@ -119,7 +113,7 @@ def task_files(profile: Profile) -> dict[str, str]:
         raise ConfigError(
             f"task {profile.task}: on host verl it returns {{'train': path, 'eval': path}} of parquet files"
         )
-    return {"train": str(made["train"]), "val": str(made["eval"])}
+    return str(made["train"]), str(made["eval"])
 
 
 def reward_overrides(profile: Profile) -> list[str]:
@@ -157,6 +151,8 @@ def train(
     tiny: bool = True,
 ) -> dict[str, Any]:
     """Run the training; metrics go to the folder step by step. Returns held-out accuracy before and after."""
+    if importlib.util.find_spec("verl") is None:
+        raise ConfigError("host verl is not installed; pip install 'rlx-plugins[verl]'")
     command = make_command(recipe, profile, folder, seed=seed, resume=resume, tiny=tiny)
     if tiny:  # verl's own validation, before the first step and after the last
         steps = int(next(o.split("=")[1] for o in reversed(command.overrides) if "total_training_steps=" in o))

@@ -19,6 +19,7 @@ PARAMETERS: dict[str, str] = {
     "verl.trainer.main_ppo.run_ppo": "config task_runner_class",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer.__init__": "self config",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer._setup": "self",
+    "verl.trainer.ppo.v1.trainer_base.PPOTrainer._init_tokenizer": "self",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer.on_init_end": "self",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer.get_llm_client": "self",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer.get_reward_handles": "self",
@@ -73,8 +74,8 @@ MENTIONS: dict[str, str] = {
     ' "rollout_log_probs" "rm_scores" "extra_fields"',
     "verl.experimental.agent_loop.AgentLoopWorker._compute_score": "compute_score.remote(data)"
     ' "reward_extra_info" "tool_extra_fields" "__num_turns__"',
-    "verl.workers.engine_workers.TrainingWorker.train_mini_batch": "mini_batch_size//self.engine.get_data_parallel_size()"
-    " Metric.aggregate_dp",
+    "verl.workers.engine_workers.TrainingWorker.train_mini_batch": "Metric.aggregate_dp"
+    " mini_batch_size//self.engine.get_data_parallel_size()",
     "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.forward_backward_batch": "dp_size= prepare_micro_batches(",
     "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead.forward_step": "model_output=model_output"
     " data=micro_batch dp_group=",
@@ -118,6 +119,7 @@ CONFIG: tuple[str, ...] = (
     "distillation.enabled",
     "reward.reward_model.enable",
     "trainer.v1.trainer_mode",
+    "trainer.critic_warmup",
     "trainer.use_v1",
 )
 """Entries of verl's configuration that are read or set."""

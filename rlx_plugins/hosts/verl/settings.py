@@ -90,10 +90,14 @@ REQUIRED: dict[str, tuple[Any, str]] = {
         False,
         "the count of an optimizer step is known in the order of the batch only",
     ),
-    "distillation.enabled": (False, "verl's distillation has a loss of its own, which the plug-ins' loss replaces"),
+    "trainer.critic_warmup": (0, "there is no critic to warm up"),
     "reward.reward_model.enable": (False, "a reward model scores after the rollouts; use a reward function"),
 }
 """verl's options that the plug-ins' loss or rollouts can't honour -> the value they must have, and why."""
+
+
+STRATEGIES = ("fsdp", "fsdp2")
+"""verl's training engines whose scaling of losses and packing of logits the plug-ins' loss follows."""
 
 
 def check_options(config: Any, parts: Parts, mode: str) -> None:
@@ -108,7 +112,18 @@ def check_options(config: Any, parts: Parts, mode: str) -> None:
         value = select(config, path)
         if value is not None and value != wanted:
             raise ConfigError(f"{path}={value} does not go with plug-ins: {why}; set it to {wanted}")
+    strategy = select(config, "actor_rollout_ref.actor.strategy")
+    if strategy not in STRATEGIES:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.strategy={strategy}: the plug-ins' loss is made for verl's FSDP engines"
+            f" (accepted: {', '.join(STRATEGIES)})"
+        )
     _check_micro_scope(config, parts)
+    if select(config, "distillation.enabled") and "logp_teacher" not in parts.requires:
+        raise ConfigError(
+            "distillation.enabled=True would have no effect: the plug-ins' loss takes the place of verl's, and none of"
+            " them reads a teacher; leave it at False or name a distill plug-in"
+        )
     for kind in ("drafter", "quant"):
         if parts[kind]:
             what = {
@@ -137,6 +152,8 @@ def _check_program(config: Any, parts: Parts, mode: str) -> None:
     label = f"{who.kind} {who.name} acts while rollouts are made"
     if mode == ASYNC:
         raise ConfigError(f"{label}, but in {ASYNC} verl makes them across steps; use trainer.v1.trainer_mode={SYNC}")
+    if "logp_teacher" in parts.requires:
+        raise ConfigError(f"{label}, but verl's teacher answers verl's own agent loops only; choose one of the two")
     agent = config["actor_rollout_ref"]["rollout"]["agent"]
     if agent.get("default_agent_loop", "single_turn_agent") != "single_turn_agent" or agent.get(
         "agent_loop_manager_class"

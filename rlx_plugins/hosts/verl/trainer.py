@@ -21,9 +21,10 @@ from verl.utils.metric import reduce_metrics
 from ...core.batch import RolloutBatch
 from ...core.config import Parts
 from ...core.context import Context
+from ...core.errors import ConfigError
 from ...core.preparation import prepare
 from ...core.state import state_fields
-from ..trl.checkpoint import load_parts, save_parts
+from ..checkpoint import load_parts, save_parts
 from .client import VersionedClient
 from .columns import CUT, RUN, cut_rows, fields_dict, lengths, nest
 from .handover import hand_over, needs_entropy
@@ -63,6 +64,11 @@ class RLXTrainer:
         self.rlx = options(config)
 
     # ---- set-up
+    def _init_tokenizer(self) -> None:
+        super()._init_tokenizer()
+        if self.parts is not None and self.processor is not None:
+            refuse_multimodal(self.parts)
+
     def _setup(self) -> None:
         super()._setup()
         if self.parts is not None and self._program:
@@ -110,7 +116,8 @@ class RLXTrainer:
     def _table(self, batch: Any) -> RolloutBatch:
         """The signal table of the batch's real rows; `_place` says where each is in the batch."""
         assert self.parts is not None
-        names = [*FIELDS, PROMPT_KEY, *sorted(self.parts.requires)]
+        teacher = ["teacher_logprobs", "prompts"] if "logp_teacher" in self.parts.requires else []
+        names = [*FIELDS, PROMPT_KEY, *teacher, *sorted(self.parts.requires)]
         data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=list(dict.fromkeys(names)))
         if self._program:
             table, self._place = self.replay_buffer.table(data, batch.keys)
@@ -223,6 +230,13 @@ class RLXTrainerColocateAsync(RLXTrainer, PPOTrainerColocateAsync):
         if self.parts is None:
             return super().get_llm_client()
         return self.llm_server_manager.get_client(client_cls=VersionedClient)
+
+
+def refuse_multimodal(parts: Parts) -> None:
+    """Refuse what works on text only, for a model with a multimodal processor."""
+    cutters = [f"selector {p.name} cuts rows, which works" for p in parts["selector"] if p.cuts_rows]
+    for what in ["rollout-side plug-ins work"] * needs_program(parts) + cutters:
+        raise ConfigError(f"{what} on text only; this model has a multimodal processor")
 
 
 def batch_metrics(batch: RolloutBatch) -> dict[str, float]:

@@ -23,7 +23,7 @@ class Growing(rlx.Allocator):
 
     def more(self, idle: list[rlx.Group], ctx: rlx.Context) -> list[rlx.Rollout]:
         n = 3 if self.mean > 0.3 else 5
-        return [r for g in idle if not g.rollouts for r in g.start(n - int(g.prompt_key) % 3)]
+        return [r for g in idle if not g.rollouts for r in g.start(n - len(g.prompt_key) % 3)]
 
     def observe(self, groups: list[rlx.Group], ctx: rlx.Context) -> None:
         for g in groups:

@@ -23,11 +23,13 @@ def same(run, other, metrics, steps, **tolerance):
 
 
 def test_grpo_as_plugins_and_by_flags_is_verls_grpo(verl_run):
-    settings = {**SMALL, "mini_batch": 2, "steps": 3}
-    stock = verl_run(**settings)
-    plugins = verl_run('rlx.plugins="advantage=grpo clip=ppo clip.dual_clip=3.0"', module=MODULE, **settings)
+    settings = {**SMALL, "steps": 3}
+    twice = "actor_rollout_ref.actor.ppo_epochs=2"  # on the whole batch: its rows come in the order they finished
+    stock = verl_run(twice, **settings)
+    plugins = verl_run(twice, 'rlx.plugins="advantage=grpo clip=ppo clip.dual_clip=3.0"', module=MODULE, **settings)
     loss = "actor_rollout_ref.actor.policy_loss"
     flags = verl_run(
+        twice,
         "algorithm.adv_estimator=rlx.grpo",
         f"{loss}.loss_mode=rlx.ppo",
         f"{loss}._target_=rlx_plugins.hosts.verl.flags.RLXPolicyLossConfig",
@@ -69,7 +71,10 @@ def test_the_rollout_program_runs_with_rounds_hints_and_prompts_of_its_own_choic
         'rlx.plugins="sampler=vade allocator=vigor hint=guide hint.column=solution hint.behavior_logp=forward'
         ' hint.success_threshold=0.5"'
     )
-    run = verl_run(plugins, "rlx.generation_chunk=8", module=MODULE, steps=2, **SMALL)
+    validation = ("data.val_max_samples=8", "trainer.val_before_train=true", "trainer.test_freq=2")
+    run = verl_run(plugins, "rlx.generation_chunk=8", *validation, module=MODULE, steps=2, **SMALL)
+    assert {0, 2} <= {step for step, data in run.steps.items() if any(name.startswith("val-") for name in data)}
+    run.steps.pop(0)
     assert all(rows > 0 for rows in run.column("rlx/rows"))
     assert sum(run.column("rlx/hint/guide_triggered")) > 0
     assert min(run.column("actor/grad_norm")) > 0

@@ -8,9 +8,10 @@ REPEATED = ["critic/score/mean", "response_length/mean", "actor/pg_loss", "actor
 
 
 def test_grpo_learns(verl_run):
-    run = verl_run(steps=15)
+    run = verl_run("trainer.test_freq=15", "data.val_max_samples=100", steps=15)
     score = run.column("critic/score/mean")
     assert sum(score[-4:]) / 4 > sum(score[:4]) / 4 + 0.1
+    assert run.steps[15]["val-core/rlx_tiny/reward/mean@1"] > sum(score[:4]) / 4 + 0.1
     assert_same_weights(run)
 
 
@@ -18,11 +19,14 @@ def test_vllm_generates(verl_run):
     assert_same_weights(verl_run(replica="vllm", steps=3, rollouts=4, learning_rate=1e-3))
 
 
-def test_two_training_processes_with_a_reference_policy(verl_run):
-    run = verl_run("actor_rollout_ref.actor.use_kl_loss=true", steps=2, rollouts=4, ranks=2, learning_rate=1e-3)
+def test_two_training_processes_with_a_reference_policy_and_a_teacher(verl_run, verl_inputs):
+    """Both are the model that training starts from: nothing to distill before the first update."""
+    extra = ["actor_rollout_ref.actor.use_kl_loss=true"]
+    run = verl_run(*extra, steps=2, rollouts=4, ranks=2, learning_rate=1e-3, teacher=verl_inputs["model"])
     assert_same_weights(run)
-    first, second = run.column("actor/kl_loss")
-    assert first == pytest.approx(0, abs=1e-6) and second > 1e-6
+    for metric in ("actor/kl_loss", "actor/distillation/abs_loss"):
+        first, second = run.column(metric)
+        assert first == pytest.approx(0, abs=1e-6) and second > 1e-5, metric
 
 
 def assert_same_weights(run):

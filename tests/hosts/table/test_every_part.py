@@ -13,6 +13,7 @@ NO_NETWORK = {"drafter", "quant"}
 
 SETTINGS = {
     ("advantage", "lead"): {"reward": "lead"},
+    ("reward", "lead"): {"advantage": "lead"},
     ("clip", "dro"): {"clip": {"name": "dro", "penalty_coef": 1.0}},
 }
 """What a part can't run without."""

@@ -219,3 +219,52 @@ def test_the_advantages_state_goes_from_the_driver_to_its_in_loss(registered):
     logp = new_logp(table.batch)
     ActorLoss(worker)(model_output={"log_probs": nested_logp(logp, data)}, data=data)
     assert worker.one("advantage").scale == 3.0
+
+
+def test_distillation_and_auxiliary_terms_have_totals_of_their_own(registered):
+    @registered("distill", "test_reverse_kl")
+    class ReverseKL(rlx.Distill):
+        requires = frozenset({"logp_rollout"})
+
+        def __call__(self, terms, loss):
+            return rlx.masked(terms.logp_new, terms.mask) - rlx.masked(terms.batch.logp_rollout, terms.mask)
+
+    @registered("auxiliary", "test_first_token")
+    class FirstToken(rlx.Auxiliary):
+        coef: float = 0.5
+        requires = frozenset({"entropy"})
+
+        def mask(self, batch):
+            return batch.response_mask & (torch.arange(batch.response_mask.shape[1]) == 0)
+
+        def __call__(self, terms, loss):
+            return terms.entropy * terms.logp_new
+
+    chosen = parts(distill="test_reverse_kl", auxiliary="test_first_token", distill_coef=0.3)
+    table = rlx.prepare(chosen, batch())
+    logp = new_logp(table.batch)
+    entropy = torch.where(table.batch.response_mask, table.batch.entropy, 0)
+    wanted, gradient = reference(chosen, table, logp, entropy)
+    for micro_batches in (1, 4):
+        loss, got, metrics = loss_and_gradient(chosen, table, logp, entropy=entropy, micro_batches=micro_batches)
+        assert float(loss) == pytest.approx(float(wanted), abs=1e-9)
+        torch.testing.assert_close(got, gradient, atol=1e-9, rtol=0)
+    assert {"rlx/distill/loss", "rlx/auxiliary/test_first_token"} <= set(metrics[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_dtype_is_that_of_the_log_probs(dtype):
+    chosen = parts(advantage="dvao", clip="bapo")
+    table = rlx.prepare(chosen, batch(dtype=dtype))
+    loss, gradient, _ = loss_and_gradient(chosen, table, new_logp(table.batch).to(dtype))
+    assert loss.dtype == gradient.dtype == dtype and bool(torch.isfinite(gradient).all())
+
+
+def test_groups_of_one_and_empty_responses_are_harmless():
+    table = batch(rows=5, groups=5)
+    empty = table.response_mask.clone()
+    empty[3] = False
+    chosen = parts(advantage="grpo")
+    prepared = rlx.prepare(chosen, table.with_columns(response_mask=empty, rewards=table.rewards * 0))
+    loss, gradient, _ = loss_and_gradient(chosen, prepared, new_logp(prepared.batch), micro_batches=5)
+    assert float(loss) == 0 and (gradient == 0).all()

@@ -136,6 +136,21 @@ def test_a_prompts_key_is_its_column_or_a_hash_of_its_messages():
     assert same[0] == same[1] != prompt_key({"raw_prompt": message, "data_source": "y"})
 
 
+def test_the_teachers_log_probs_are_those_of_the_response_tokens():
+    data = columns.fields_dict(
+        {
+            "prompts": nested([[1, 1], [1, 1, 1]], torch.int64),
+            "responses": nested([[5, 6], [7]], torch.int64),
+            # entry t belongs to token t + 1, the last one to none
+            "teacher_logprobs": torch.nested.nested_tensor_from_jagged(
+                torch.tensor([0.0, -5, -6, 0, 0, 0, -7, 0])[:, None], torch.tensor([0, 4, 8])
+            ),
+        },
+        2,
+    )
+    assert columns.teacher_log_probs(data, 3).tolist() == [[-5, -6, 0], [-7, 0, 0]]
+
+
 def test_nested_tensors_survive_padding():
     column = torch.arange(6.0).reshape(2, 3)
     assert columns.padded(columns.nest(column, torch.tensor([1, 3])), 4).tolist() == [[0, 0, 0, 0], [3, 4, 5, 0]]

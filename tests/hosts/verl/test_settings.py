@@ -68,14 +68,15 @@ def test_plugins_are_words_or_keys_or_verls_own_flags(config):
         (
             ["algorithm.adv_estimator=rloo"],
             {"plugins": "clip=bapo"},
-            "algorithm.adv_estimator=rloo would have no effect",
+            "adv_estimator=rloo would have no effect",
         ),
         (["actor_rollout_ref.actor.clip_ratio_high=0.3"], {"plugins": "clip=bapo"}, "use clip.eps_high"),
         (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], {}, "name an aggregate"),
         (["algorithm.use_kl_in_reward=True"], {}, "use_kl_loss"),
         (["algorithm.rollout_correction.rollout_is=token"], {}, "name a correction"),
         (["actor_rollout_ref.actor.shuffle=True"], {}, "actor.shuffle=True does not go with plug-ins"),
-        (["distillation.enabled=True"], {}, "distillation"),
+        (["actor_rollout_ref.actor.strategy=megatron"], {}, "accepted: fsdp, fsdp2"),
+        (["distillation.enabled=True"], {}, "none of them reads a teacher"),
         (["actor_rollout_ref.rollout.calculate_log_probs=False"], {"plugins": "correction=tis"}, "calculate_log_probs"),
         ([], {"plugins": "ratio=token ratio.denominator=logp_rollout correction=tis"}, "mismatch would count twice"),
         ([], {"plugins": "pruner=april"}, "rlx.generation_chunk"),
@@ -105,6 +106,23 @@ def test_a_signal_that_needs_an_option_of_verl_is_there_with_it(config, register
     with pytest.raises(rlx.ConfigError, match="use_kl_loss=True"):
         settings.make_parts(config(plugins="clip=test_reference"))
     settings.make_parts(config("actor_rollout_ref.actor.use_kl_loss=True", plugins="clip=test_reference"))
+
+
+def test_verls_teacher_gives_the_teachers_log_probs(config, registered):
+    @registered("distill", "test_reverse_kl")
+    class ReverseKL(rlx.Distill):
+        requires = frozenset({"logp_teacher"})
+
+        def __call__(self, terms, loss):
+            return terms.logp_new - terms.batch.logp_teacher
+
+    plugins = {"plugins": "distill=test_reverse_kl"}
+    with pytest.raises(rlx.ConfigError, match="loss_mode=k1"):
+        settings.make_parts(config(**plugins))
+    teacher = ["distillation.enabled=True", "distillation.distillation_loss.loss_mode=k1"]
+    settings.make_parts(config(*teacher, **plugins))
+    with pytest.raises(rlx.ConfigError, match="verl's own agent loops only"):
+        settings.make_parts(config(*teacher, plugins="distill=test_reverse_kl sampler=vade"))
 
 
 def test_a_missing_vllm_is_named(config, monkeypatch):
@@ -163,3 +181,15 @@ def test_the_command_refuses_before_ray_starts(tmp_path, words, message):
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith(f"error: {message}")
     assert "ray" not in done.stdout.lower()
+
+
+@pytest.mark.parametrize("plugins", [{"sampler": "in_order"}, {"selector": "nat_rpc"}])
+def test_what_works_on_text_only_is_refused_for_a_multimodal_model(plugins):
+    from verl_tensors import PROFILE
+
+    from rlx_plugins.hosts.verl.trainer import refuse_multimodal
+
+    host = rlx.HostProfile("verl", PROFILE.signals, PROFILE.capabilities | {"choose_prompts"})
+    with pytest.raises(rlx.ConfigError, match="works? on text only"):
+        refuse_multimodal(rlx.build(plugins, host))
+    refuse_multimodal(rlx.build({"clip": "bapo"}, host))

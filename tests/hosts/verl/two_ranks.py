@@ -1,4 +1,4 @@
-"""One rank of a two-rank update with FSDP2 on gloo: prints its sharded gradient. usage: two_ranks.py RANK PORT OUT CLIP"""
+"""One rank of a two-rank update with FSDP2 on gloo, which saves its gradient. usage: two_ranks.py RANK PORT OUT CLIP"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ point of group ``verl.plugins``, so verl itself and its worker processes stay un
 ``settings``     the environment and the Hydra overrides of such a run
 ``sampler``      verl's replay buffer, asking more often than every two seconds
 ``tiny``         the tiny task as parquet files and as a reward function
+``__main__``     such a run from the command line
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ def cpu_overrides(
     response_length: int = 20,
     learning_rate: float = 3e-4,
     ranks: int = 1,
+    teacher: str | PathLike[str] | None = None,
     folder: str | PathLike[str] | None = None,
     save_every: int = -1,
     poll_interval: float | None = 0.05,
@@ -57,9 +58,11 @@ def cpu_overrides(
     ``replica`` is "hf" (transformers in one Ray actor) or "vllm". A step has ``prompts`` prompts with ``rollouts``
     rollouts each and an update per ``mini_batch`` prompts (default: one update a step); a process computes
     ``micro_batch`` rows at a time (default: its share of a mini-batch, which it has to divide). Lengths are in tokens.
-    ``ranks`` trains in that many processes. With ``folder`` and ``save_every`` the run writes checkpoints there, and
-    resumes from the last one it finds. ``poll_interval`` in seconds takes the place of verl's two (``sampler``); None
-    keeps verl's own buffer. ``reward`` is a module or file and a function in it. ``extra`` comes last.
+    ``ranks`` trains in that many processes. A ``teacher`` model has a server of its own and scores what was generated,
+    for verl's distillation losses that need its log-probability of each token. With ``folder`` and ``save_every`` the
+    run writes checkpoints there, and resumes from the last one it finds. ``poll_interval`` in seconds takes the place
+    of verl's two (``sampler``; for ``trainer_mode=sync``); None keeps verl's own buffer. ``reward`` is a module or file
+    and a function in it. ``extra`` comes last.
     Raises ``ValueError`` for an unknown replica.
     """
     if replica not in REPLICAS:
@@ -72,7 +75,7 @@ def cpu_overrides(
         "trainer.n_gpus_per_node": ranks,
         "trainer.nnodes": 1,
         # Ray: fictitious accelerators and CPUs, for verl reserves three CPUs per training process.
-        "+ray_kwargs.ray_init.num_gpus": ranks,
+        "+ray_kwargs.ray_init.num_gpus": ranks + (teacher is not None),
         "ray_kwargs.ray_init.num_cpus": 32,
         "+ray_kwargs.ray_init.object_store_memory": 300_000_000,
         "+ray_kwargs.ray_init.include_dashboard": "false",
@@ -129,6 +132,22 @@ def cpu_overrides(
         "trainer.save_freq": save_every,
         "trainer.resume_mode": "disable" if folder is None else "auto",
     }
+    if teacher is not None:
+        one = "distillation.teacher_models.teacher_model"
+        settings |= {
+            "distillation.enabled": "true",
+            "distillation.n_gpus_per_node": 1,
+            "distillation.nnodes": 1,
+            f"{one}.key": "teacher",
+            f"{one}.model_path": teacher,
+            f"{one}.num_replicas": 1,
+            f"{one}.inference.tensor_model_parallel_size": 1,
+            f"{one}.inference.free_cache_engine": "false",
+            f"+{one}.inference.enable_sleep_mode": "false",
+            f"{one}.inference.max_model_len": prompt_length + response_length + 1,
+            f"{one}.inference.max_num_batched_tokens": max(256, prompt_length + response_length + 1),
+            f"{one}.inference.max_num_seqs": 64,
+        }
     if folder is not None:
         settings["trainer.default_local_dir"] = folder
     if poll_interval is not None:

@@ -33,6 +33,13 @@ def test_a_micro_batch_is_a_mini_batch_unless_it_is_given():
     assert composed(micro_batch=2).actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == 2
 
 
+def test_a_teacher_has_an_accelerator_of_its_own():
+    config = composed(ranks=2, teacher="t")
+    assert config.ray_kwargs.ray_init.num_gpus == 3
+    assert config.distillation.enabled
+    assert config.distillation.teacher_models.teacher_model.inference.name == "rlx_hf"
+
+
 def test_what_is_given_last_wins():
     assert composed(extra=["actor_rollout_ref.actor.optim.lr=1"]).actor_rollout_ref.actor.optim.lr == 1
 
@@ -49,3 +56,15 @@ def test_an_unknown_replica_is_refused():
 
 def test_the_environment_chooses_the_platform():
     assert cpu_environment()["VERL_PLATFORM"] == "cpu"
+
+
+def test_the_command_line_is_a_run_on_the_tiny_task(monkeypatch):
+    from rlx_plugins.hosts.verl.cpu import __main__ as cpu_main
+
+    monkeypatch.setattr(cpu_main, "tiny_model_path", lambda: "model")
+    monkeypatch.setattr(cpu_main, "tiny_files", lambda: ("train", "eval"))
+    run = cpu_main.command(["--stock", "--replica", "vllm", "--steps", "7", "algorithm.adv_estimator=rloo"])
+    assert run[1:3] == ["-m", "verl.trainer.main_ppo"]
+    assert {"actor_rollout_ref.rollout.name=vllm", "trainer.total_training_steps=7", "data.val_files=eval"} < set(run)
+    assert run[-1] == "algorithm.adv_estimator=rloo"
+    assert cpu_main.command([])[2] == "rlx_plugins.hosts.verl"
