@@ -49,7 +49,11 @@ def main() -> None:
 
     candidates = {"TRL dapo": trl}
     for name in sorted(builtin_names("clip")):
-        parts = rlx.build({"clip": {"name": name, **SETTINGS.get(name, {})}}, host)
+        try:
+            parts = rlx.build({"clip": {"name": name, **SETTINGS.get(name, {})}}, host)
+        except rlx.ConfigError as error:
+            print(f"left out: {error}\n")
+            continue
         prepared = rlx.prepare(parts, batch)
         totals = {k: v.sum() for k, v in prepared.counts().items()}
 

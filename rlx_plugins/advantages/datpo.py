@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.batch import RolloutBatch
 from ..core.context import Context
+from ..core.errors import DataError
 from ..core.kinds import Advantage, Columns
 from ..core.operations import Forward, Steps
 from ..core.params import param
 from ..core.registry import register
 from ..core.segments import counted, wide
 from ..core.terms import masked
-from ..core.trajectory import Group, Rollout
-from ._tree import FORK_SIGNALS, Tree, TreeSource, fork_tree, tree_columns
+from ..core.trajectory import Group, Rollout, Segment
+from ._tree import Tree, TreeSource, fork_tree, tree_columns
+
+BLOCK_COLUMNS = frozenset({"node_ids", "node_path", "block_embedding"})
 
 ROUNDING = 1e-9
 """A change of value no larger than this, relative to the rewards' scale, is none: it must not earn the bonus."""
@@ -42,63 +45,118 @@ class DATPO(Advantage):
     reward;   Div_b = 1 - mean cosine of the block's embedding with its siblings', 0 at the root or without siblings;
     A_b = base_b + [base_b > 0] bonus Div_b,   bonus from `bonus_start` to `bonus_end`, linear over the run's steps.
 
-    Reads rewards [B] (NaN = unscorable), group [B], response_mask [B,T] and the tree: from the forks of the rollout
-    program (tree="forks"; the columns rollout and segment_ids), or block ids in node_ids [B,T] (-1 = none) and
-    node_path (per row its block ids from the prompt to its end) with tree="column". Embeddings: per row one vector for
-    each block of its path in block_embedding (embedding="column"; the paper's are a sentence model's), or made here at
-    the end of the rollout (embedding="hidden", with forks only): the policy's last hidden state after the prompt and
-    the block's own tokens, which is our substitute.
+    Reads rewards [B] (NaN = unscorable), group [B], response_mask [B,T] and, per row, node_ids (block of each token, -1
+    = none), node_path (its blocks from the prompt to its end) and block_embedding (a vector for each block of the
+    path). With tree="forks" they are made here at the end of the rollout from the forks of the rollout program; a
+    block's embedding is then the policy's last hidden state after the prompt and the block's own tokens, our substitute
+    for the paper's sentence model. With tree="column" rollout code returns them.
 
     Returns advantages [B,T], 0 where masked; keep_mask [B,T], 1 in the first row with a trained copy of the token's
-    block and 0 in later ones (`aggregate: datpo` drops these); the bonus weight, a number. There is no division by a
+    block and 0 in later ones (`aggregate: datpo` drops these); bonus_weight, a number. There is no division by a
     spread. An unscorable leaf enters no value and its block gets 0. Reconstructed: V(root), no diversity at the root,
     and that the continuation of the forked rollout is a sibling of its forks.
     """
 
-    paper = (
-        "Difficulty-Adaptive Sentence-entropy-guided Tree-structured Policy Optimization, arXiv 2609.08650"
-    )
+    paper = "Difficulty-Adaptive Sentence-entropy-guided Tree-structured Policy Optimization, arXiv 2609.08650"
 
     bonus_start: float = param(0.2, ge=0, doc="weight of the diversity bonus at the first step; the paper's alpha_0")
     bonus_end: float = param(0.0, ge=0, doc="weight of the bonus at the last step; the paper's 0")
-    tree: TreeSource = param("forks", doc="the library's forks, or the columns node_ids and node_path")
-    embedding: Literal["hidden", "column"] = param("hidden", doc="of a block: from the policy, or block_embedding")
-
-    def check(self) -> None:
-        if self.tree == "column" and self.embedding == "hidden":
-            raise ConfigError(
-                "advantage datpo.embedding: 'hidden' is for the library's forks (tree='forks'); give the column"
-                " block_embedding and embedding='column'"
-            )
+    tree: TreeSource = param("forks", doc="blocks of the library's forks, or columns that rollout code returns")
 
     @property
     def requires(self) -> frozenset[str]:
-        tree = FORK_SIGNALS if self.tree == "forks" else frozenset({"node_ids", "node_path"})
-        return tree | ({"block_embedding"} if self.embedding == "column" else frozenset())
+        return frozenset() if self.tree == "forks" else BLOCK_COLUMNS
 
     @property
     def provides(self) -> frozenset[str]:
-        return frozenset({"keep_mask", *(["block_embedding"] if self.embedding == "hidden" else [])})
+        return frozenset({"keep_mask"}) | (BLOCK_COLUMNS if self.tree == "forks" else frozenset())
 
     @property
     def capabilities(self) -> frozenset[str]:
-        return frozenset({"forward:hidden"} if self.embedding == "hidden" else ())
+        return frozenset({"forward:hidden"} if self.tree == "forks" else ())
 
     @property
     def idle_hooks(self) -> frozenset[str]:
-        return frozenset() if self.embedding == "hidden" else frozenset({"annotate"})
+        return frozenset({"annotate"} if self.tree == "column" else ())
 
     def annotate(self, groups: list[Group], ctx: Context) -> Steps:
-        if self.embedding == "column":
+        if self.tree == "column":
             return
         rollouts = [r for g in groups for r in g.done()]
-        _, paths = fork_tree(rollouts, [n for n, g in enumerate(groups) for _ in g.done()])
-        tokens, _ = fork_tree(rollouts, [n for n, g in enumerate(groups) for _ in g.done()])
+        ids, paths = fork_tree(rollouts, [n for n, g in enumerate(groups) for _ in g.done()])
         blocks: dict[int, Rollout] = {}
-        for rollout, ids, path in zip(rollouts, tokens, paths, strict=True):
+        for rollout, nodes, path in zip(rollouts, ids, paths, strict=True):
+            rollout.extras |= {"node_ids": nodes, "node_path": path}
             for block in path:
-                blocks.setdefault(block, _only(rollout, [i == block for i in ids]))
+                blocks.setdefault(block, _block(rollout, nodes, block))
         hidden = yield Forward(list(blocks.values()), "hidden")
-        vectors = {block: [float(v) for v in h] for block, h in zip(blocks, hidden, strict=True)}
-        for rollout, path in zip(rollouts, paths, strict=True):
-            rollout.extras["block_embedding"] = [vectors[block] for block in path]
+        vectors = {block: [float(v) for v in state] for block, state in zip(blocks, hidden, strict=True)}
+        for rollout in rollouts:
+            rollout.extras["block_embedding"] = [vectors[block] for block in rollout.extras["node_path"]]
+
+    def __call__(self, batch: RolloutBatch) -> Columns:
+        node_ids, path = tree_columns(batch, "column")
+        tree = Tree(batch.groups, path)
+        at = tree.locate(node_ids)
+        bonus = self.bonus_weight(batch)
+        credit = self.credit(tree, wide(batch.rewards), block_embeddings(batch, tree), bonus)
+        return {
+            "advantages": masked(tree.spread(credit.advantage, at), batch.response_mask),
+            "keep_mask": first_copies(tree, at, batch.response_mask).to(batch.dtype),
+            "bonus_weight": bonus,
+        }
+
+    def bonus_weight(self, batch: RolloutBatch) -> float:
+        """The annealed weight of the diversity bonus; `bonus_end` in a run without a length."""
+        progress = min(max(batch.step / batch.total_steps, 0.0), 1.0) if batch.total_steps > 0 else 1.0
+        return self.bonus_start + (self.bonus_end - self.bonus_start) * progress
+
+    def credit(self, tree: Tree, rewards: Tensor, embeddings: Tensor, bonus: float) -> BlockCredit:
+        """The credit of every block; rewards [B], embeddings [N,H]."""
+        value = tree.mean_of_leaves(tree.leaf_rewards(rewards))
+        base = value[: tree.count] - value[tree.parent]
+        scale = masked(rewards, counted(rewards)).abs().amax() if len(rewards) else rewards.sum()
+        base = masked(base, torch.isfinite(base) & (base.abs() > ROUNDING * scale))
+        diversity = sibling_diversity(tree, embeddings)
+        return BlockCredit(base, diversity, base + masked(bonus * diversity, base > 0))
+
+
+def sibling_diversity(tree: Tree, embeddings: Tensor) -> Tensor:
+    """Div [N]: 1 - mean cosine with the siblings; 0 at the root and without siblings. A zero vector has cosine 0."""
+    length = embeddings.norm(dim=1, keepdim=True)
+    unit = masked(embeddings / torch.where(length > 0, length, torch.ones_like(length)), length > 0)
+    groups = tree.siblings
+    others = groups.spread(groups.sum(unit)) - unit
+    n = groups.spread(groups.sizes) - 1
+    cosine = (unit * others).sum(1) / n.clamp(min=1)
+    return masked(1 - cosine, (n > 0) & (tree.parent < tree.count))
+
+
+def block_embeddings(batch: RolloutBatch, tree: Tree) -> Tensor:
+    """[N,H] the embedding of every block, from the rows' lists of vectors along their paths."""
+    rows = torch.tensor(
+        [vector for row in batch.block_embedding for vector in row], dtype=batch.dtype, device=batch.device
+    )
+    at = tree.at[tree.at < tree.count]
+    if len(rows) != len(at):
+        raise DataError(
+            f"advantage datpo: block_embedding has {len(rows)} vectors for the {len(at)} blocks of node_path;"
+            " every row needs one for each block of its path"
+        )
+    return rows.new_zeros(tree.count, rows.shape[1] if rows.ndim == 2 else 0).index_copy(0, at, rows)
+
+
+def first_copies(tree: Tree, at: Tensor, mask: Tensor) -> Tensor:
+    """[B,T] bool: tokens of `mask` in the first row that has their block there; `at` [B,T] numbers of blocks."""
+    rows = len(at)
+    row = torch.arange(rows, device=at.device)[:, None].expand_as(at)
+    live = mask & (at < tree.count)
+    first = torch.full((tree.count + 1,), rows, device=at.device)
+    first = first.scatter_reduce(0, torch.where(live, at, tree.count).flatten(), row.flatten(), "amin")
+    return live & (first[at] == row)
+
+
+def _block(rollout: Rollout, nodes: list[int], block: int) -> Rollout:
+    """The rollout with the tokens of one block as its whole response, for scoring."""
+    tokens = [token for token, node in zip(rollout.tokens, nodes, strict=True) if node == block]
+    return dataclasses.replace(rollout, segments=[Segment(tokens)], extras={})
