@@ -95,16 +95,19 @@ class DATPO(Advantage):
             rollout.extras["block_embedding"] = [vectors[block] for block in rollout.extras["node_path"]]
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        node_ids, path = tree_columns(batch, "column")
-        tree = Tree(batch.groups, path)
-        at = tree.locate(node_ids)
-        bonus = self.bonus_weight(batch)
-        credit = self.credit(tree, wide(batch.rewards), block_embeddings(batch, tree), bonus)
+        tree, credit = self.tree_credit(batch)
+        at = tree.locate(tree_columns(batch, "column")[0])
         return {
             "advantages": masked(tree.spread(credit.advantage, at), batch.response_mask),
             "keep_mask": first_copies(tree, at, batch.response_mask).to(batch.dtype),
-            "bonus_weight": bonus,
+            "bonus_weight": self.bonus_weight(batch),
         }
+
+    def tree_credit(self, batch: RolloutBatch) -> tuple[Tree, BlockCredit]:
+        """The tree of the batch and the credit of its blocks."""
+        tree = Tree(batch.groups, tree_columns(batch, "column")[1])
+        embeddings = block_embeddings(batch, tree)
+        return tree, self.credit(tree, wide(batch.rewards), embeddings, self.bonus_weight(batch))
 
     def bonus_weight(self, batch: RolloutBatch) -> float:
         """The annealed weight of the diversity bonus; `bonus_end` in a run without a length."""

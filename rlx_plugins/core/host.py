@@ -25,6 +25,7 @@ CAPABILITIES = {
     "logits": "logits of the policy in the loss",
     "teacher_logits": "logits of a teacher in the loss",
     "cut_rows": "shorten rows before the training forward",
+    "reset_prox": "start the averaged policy behind logp_prox anew when a part asks for it",
     "engine_patch": "change the engine's model or scheduler",
 }
 """Capability -> what it means; `Plugin.capabilities` and `HostProfile.capabilities` use these names."""

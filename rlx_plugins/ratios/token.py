@@ -26,7 +26,9 @@ class TokenRatio(Ratio):
 
     paper = "Proximal Policy Optimization Algorithms, arXiv 1707.06347"
 
-    denominator: Literal["logp_old", "logp_behavior", "logp_rollout"] = param("logp_old", doc="policy divided by")
+    denominator: Literal["logp_old", "logp_behavior", "logp_rollout", "logp_prox"] = param(
+        "logp_old", doc="policy divided by"
+    )
     log_clamp: float | None = param(20.0, gt=0, doc="bound on |log ratio| in nats; verl's 20; None: unbounded (TRL)")
 
     @property

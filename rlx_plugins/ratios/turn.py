@@ -44,7 +44,7 @@ class TurnRatio(Ratio):
 
 def turn_mean(x: Tensor, turn_ids: Tensor, live: Tensor) -> Tensor:
     """[B,T] mean of `x` over the tokens of `live` with the same turn id in the same row; 0 at the others."""
-    ordered, order = torch.where(live, turn_ids, -1).sort(1, stable=True)
+    ordered, order = torch.where(live, turn_ids, -1).sort(dim=1, stable=True)
     begins = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0))
     number = torch.zeros_like(turn_ids).scatter(1, order, begins.long().cumsum(1))
     rows, width = turn_ids.shape

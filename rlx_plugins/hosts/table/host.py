@@ -13,9 +13,12 @@ from torch import Tensor
 from ...core.batch import RolloutBatch
 from ...core.operations import Abort, Forward, Generate, Operation
 from ...core.trajectory import Rollout
+from ...corrections.ppo_ewma import ProximalAverage
 from .engine import Score, TableEngine, verify
 from .policy import EOS, GOOD, START, TablePolicy, entropy, previous_tokens, token_logp
 from .profile import PROFILE
+
+TOP = ("rollout_top_ids", "rollout_top_logp")
 
 
 class TableHost:
@@ -25,7 +28,9 @@ class TableHost:
     columns     further dataset columns of a prompt by key, beside solution (right tokens), hint (tokens for the
                 context), domain (0, 1, 2) and prior (a guess of the success rate); they are signals too
     seed, resolution, turns, score, lengths   as in `TableEngine`
-    prox_decay  weight of the old value in the averaged policy behind logp_prox
+    fields      further columns by name, made of each finished rollout: what a user's rollout code would return
+                beside its tokens, a number or one value per token
+    prox_decay  weight of the old values in the averaged policy behind logp_prox
     """
 
     def __init__(
@@ -38,6 +43,7 @@ class TableHost:
         score: Score = verify,
         lengths: Callable[[Rollout], int] | None = None,
         columns: Callable[[str], Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Callable[[Rollout], Any]] | None = None,
         prox_decay: float = 0.9,
     ):
         self.row = {f"p{i}": i for i in range(prompts)}
@@ -46,13 +52,18 @@ class TableHost:
         self.reference = self.policy.theta.detach().clone()
         self.teacher = self.reference.clone()
         self.teacher[:, :, GOOD] += 1.0
-        self.prox, self.prox_decay = self.reference.clone(), prox_decay
+        self.average = ProximalAverage(prox_decay, [self.reference], settled=True)
         self.engine = TableEngine(
             self.policy, self.row, seed=seed, resolution=resolution, turns=turns, score=score, lengths=lengths
         )
-        self._columns = columns
-        names = set(self.columns("p0"))
+        self._columns, self.fields = columns, dict(fields or {})
+        names = set(self.columns("p0")) | set(self.fields)
         self.profile = dataclasses.replace(PROFILE, signals=PROFILE.signals | names)
+
+    @property
+    def prox(self) -> Tensor:
+        """The weights of the averaged policy."""
+        return self.average.mean[0]
 
     def columns(self, key: str) -> dict[str, Any]:
         """Dataset columns of a prompt."""
@@ -135,19 +146,31 @@ class TableHost:
             "logp_behavior": lambda: torch.full_like(batch.logp_rollout, torch.nan),
             "correct": lambda: batch.rewards > 0.5,
         }
+        make |= {name: partial(self._top, batch, part) for part, name in enumerate(TOP)}
         make |= {name: partial(self._dataset_column, batch, name) for name in self.columns("p0")}
+        make |= {name: partial(self._field, batch, name) for name in self.fields}
         names = (wanted | {"logp_old"}) & set(make)
         return batch.with_columns(**{name: make[name]() for name in sorted(names) if not batch.has(name)})
 
+    def _top(self, batch: RolloutBatch, part: int) -> Tensor:
+        """[B,T,3] the engine's three most likely tokens (part 0) or their log-probs (1), NaN under older weights."""
+        helped = torch.tensor([bool(r.context) for r in batch.rollout])
+        logp, ids = self.logits(batch, self.engine.rounded, helped).log_softmax(-1).topk(3)
+        now = batch.step - batch.staleness == self.engine.version
+        return torch.where(now[..., None], logp, torch.nan) if part else ids
+
     def _dataset_column(self, batch: RolloutBatch, name: str) -> Tensor | list[Any]:
         """A column of the dataset, one entry per row: numbers as a tensor, anything else as a list."""
-        values = [self.columns(key).get(name) for key in batch.prompt_key]
-        return torch.tensor(values) if all(isinstance(v, (int, float)) for v in values) else values
+        return _column([self.columns(key).get(name) for key in batch.prompt_key])
 
-    def updated(self, version: int, sync: bool) -> None:
-        """After an update: the averaged policy moves, and the engine gets the weights if `sync`."""
+    def _field(self, batch: RolloutBatch, name: str) -> Tensor | list[Any]:
+        """A column of what the rollout code returned, one entry per row."""
+        return _column([self.fields[name](r) for r in batch.rollout])
+
+    def updated(self, version: int, sync: bool, reset_prox: bool = False) -> None:
+        """After an update: the averaged policy moves, or starts anew, and the engine gets the weights if `sync`."""
         theta = self.policy.theta.detach()
-        self.prox = self.prox_decay * self.prox + (1 - self.prox_decay) * theta
+        (self.average.reset if reset_prox else self.average.update)([theta])
         if sync:
             self.engine.load(theta, version)
 
@@ -157,7 +180,7 @@ class TableHost:
         engine = self.engine
         return {
             "theta": self.policy.theta.detach().clone(),
-            "prox": self.prox.clone(),
+            "prox": self.average.state_dict(),
             "engine": {"theta": engine.exact.clone(), "version": engine.version},
             "counters": {"ticks": engine.ticks, "generated": engine.generated},
         }
@@ -165,6 +188,11 @@ class TableHost:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         with torch.no_grad():
             self.policy.theta.copy_(saved["theta"])
-        self.prox = saved["prox"].clone()
+        self.average.load_state_dict(saved["prox"])
         self.engine.load(saved["engine"]["theta"], saved["engine"]["version"])
         self.engine.ticks, self.engine.generated = saved["counters"]["ticks"], saved["counters"]["generated"]
+
+
+def _column(values: list[Any]) -> Tensor | list[Any]:
+    """Numbers as a tensor, anything else as a list."""
+    return torch.tensor(values) if all(isinstance(v, (int, float)) for v in values) else values

@@ -137,7 +137,8 @@ class TableTrainer:
                 metrics = {name: float(value) for name, value in terms.items()}
             self.optimizer.step()
         self.updates += 1
-        self.host.updated(self.updates, sync=(self.step + 1) % self.sync_every == 0)
+        reset = any(getattr(part, "reset_proximal", False) for part in self.parts["correction"])
+        self.host.updated(self.updates, sync=(self.step + 1) % self.sync_every == 0, reset_prox=reset)
         return {"loss": total_loss, **metrics}
 
     def loss(self, rows: RolloutBatch, totals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -213,14 +213,17 @@ class Prompts(Mapping[str, list[int]]):
 
     @cached_property
     def _index(self) -> dict[str, int]:
-        """Prompt key -> number of its (first) row in the dataset."""
+        """Prompt key -> number of its first row, in the order of the dataset."""
         dataset = self.trainer.train_dataset
         table = dataset.dataframe
         if PROMPT_KEY in table.column_names:
             keys = [str(key) for key in table[PROMPT_KEY]]
         else:
             keys = [prompt_key(dataset[i]) for i in range(len(dataset))]
-        return {key: i for i, key in reversed(list(enumerate(keys)))}
+        index: dict[str, int] = {}
+        for i, key in enumerate(keys):
+            index.setdefault(key, i)
+        return index
 
     def row(self, key: str) -> dict[str, Any]:
         """The dataset's row of a prompt, as verl's agent loops get it."""

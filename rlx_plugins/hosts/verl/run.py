@@ -162,7 +162,7 @@ def train(
     metrics.unlink(missing_ok=True)
     environment = {**os.environ, **command.environment, "VERL_FILE_LOGGER_PATH": str(metrics.absolute())}
     environment.pop("RAY_ADDRESS", None)
-    before = next((r for r in reversed(folder.records()) if resume), {})
+    before = counted_before(folder) if resume else {}
     record = Records(folder, progress, tokens=before.get("generated_tokens") or 0, seconds=before.get("seconds") or 0.0)
     with log.open("a") as output:
         process = subprocess.Popen(
@@ -180,6 +180,13 @@ def train(
     if process.returncode != 0:
         raise RLXError(f"verl ended with {process.returncode}; {log}:\n{last_error(log)}")
     return record.accuracy
+
+
+def counted_before(folder: RunFolder) -> dict[str, Any]:
+    """The record of the step whose checkpoint a resumed run goes on from."""
+    tracker = folder.checkpoints / "latest_checkpointed_iteration.txt"
+    step = int(tracker.read_text()) if tracker.exists() else 0
+    return next((r for r in reversed(folder.records()) if r["step"] <= step), {})
 
 
 class Records:

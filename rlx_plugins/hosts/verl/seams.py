@@ -76,6 +76,7 @@ MENTIONS: dict[str, str] = {
     ' "reward_extra_info" "tool_extra_fields" "__num_turns__"',
     "verl.workers.engine_workers.TrainingWorker.train_mini_batch": "Metric.aggregate_dp"
     " mini_batch_size//self.engine.get_data_parallel_size()",
+    "verl.workers.engine_workers.TrainingWorker.train_batch": "micro_batch_size_per_gpu=",
     "verl.workers.engine.fsdp.transformer_impl.FSDPEngine.forward_backward_batch": "dp_size= prepare_micro_batches(",
     "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead.forward_step": "model_output=model_output"
     " data=micro_batch dp_group=",

@@ -12,6 +12,8 @@ from ...core.registry import create
 from ...core.terms import masked, masked_mean
 from .building import only_given, reward_batch, run_loss, tensor
 from .clip_methods import FORMS as METHOD_FORMS
+from .clip_wave2a import FORMS as WAVE2A_FORMS
+from .clip_wave2b import FORMS as ENTROPY_FORMS
 from .clip_wave2c import FORMS as DIVERGENCE_FORMS
 
 Result = dict[str, Any]
@@ -186,4 +188,4 @@ def _spread_sum(per_row: Tensor, mask: Tensor) -> Tensor:
     return per_row / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-FORMS = {"baselines": baselines, **METHOD_FORMS, **DIVERGENCE_FORMS}
+FORMS = {"baselines": baselines, **METHOD_FORMS, **DIVERGENCE_FORMS, **ENTROPY_FORMS, **WAVE2A_FORMS}

@@ -148,6 +148,7 @@ def pdm(
     sampled_new, sampled_old = (x.gather(-1, ids[..., None])[..., 0] for x in (logp_new, logp_old))
     columns = {
         "response_ids": ids,
+        "logp_old": sampled_old,
         "logp_rollout": sampled_old,
         "rollout_top_ids": order,
         "rollout_top_logp": logp_old.gather(-1, order),

@@ -8,6 +8,7 @@ from ...core.batch import RolloutBatch
 from ...core.registry import create
 from .building import reward_batch, tensor
 from .correction_guide import FORMS as GUIDE_FORMS
+from .correction_wave2c import FORMS as PROXIMAL_FORMS
 
 Result = dict[str, Any]
 
@@ -78,4 +79,4 @@ def _batch(logp_old: Any, logp_rollout: Any, response_mask: Any) -> RolloutBatch
     return batch.with_columns(logp_old=tensor(logp_old), logp_rollout=tensor(logp_rollout))
 
 
-FORMS = {"tis": tis, "ais": ais, **GUIDE_FORMS}
+FORMS = {"tis": tis, "ais": ais, **GUIDE_FORMS, **PROXIMAL_FORMS}

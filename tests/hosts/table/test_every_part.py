@@ -7,11 +7,42 @@ import torch
 
 from rlx_plugins.core.kinds import KINDS
 from rlx_plugins.core.registry import builtin_names, create
-from rlx_plugins.hosts.table import TableHost, TableTrainer
+from rlx_plugins.hosts.table import CALL, GOOD, TableHost, TableTrainer
+from rlx_plugins.hosts.table.facts import FACTS
 
 NO_NETWORK = {"drafter", "quant"}
 
+FIELDS = {
+    "critical_turn": lambda r: float(r.slot % 3 - 1),
+    "confidence": lambda r: [1 / (2 + token) for token in r.tokens],
+    "support_edges": lambda r: [[0, 1]] if CALL in r.tokens else [],
+    "failed_edges": lambda r: [[0, 1]] if r.slot % 2 else None,
+    "error": lambda r: [r.slot % 2, 0],
+    "direct_user": lambda r: [1, 0],
+    "values": lambda r: [0.5 - 0.01 * t for t in range(len(r))],
+    "budget": lambda r: 3 + 3 * (r.slot % 2),
+    "external": lambda r: r.slot % 4 == 3,
+    "predicted": lambda r: float(r.tokens.count(GOOD)),
+    "target": lambda r: 3.0,
+    "twin_rewards": lambda r: float("nan") if len(r) < 3 else float(r.slot % 2),
+}
+"""What rollout code would return beside the tokens, for the parts that read it."""
+
 SETTINGS = {
+    ("advantage", "a2tgpo"): {"advantage": {"name": "a2tgpo", "column": "solution"}},
+    ("advantage", "resum"): {"advantage": {"name": "resum", "phrase": [CALL]}},
+    ("advantage", "rtmc"): {"advantage": {"name": "rtmc", "signatures": "turns"}},
+    ("advantage", "v05"): {"advantage": {"name": "v05", "prior": "prior", "reward_min": 0}},
+    ("aggregate", "datpo"): {"advantage": "datpo"},
+    ("clip", "a2tgpo"): {"advantage": {"name": "a2tgpo", "column": "solution"}},
+    ("method", "a2tgpo"): {"method": {"name": "a2tgpo", "column": "solution"}},
+    ("advantage", "adhint"): {"hint": "guide"},
+    ("advantage", "hbpo"): {"reward": {"name": "hbpo", "max_length": 16}},
+    ("advantage", "sd_grpo"): {
+        "advantage": {"name": "sd_grpo", "segment_weights": [{"brief": 1}, {"correct": 1}], "boundary_tokens": [CALL]}
+    },
+    ("clip", "hapo"): {"advantage": "hapo"},
+    ("method", "adhint"): {"hint": "guide"},
     ("advantage", "lead"): {"reward": "lead"},
     ("reward", "lead"): {"advantage": "lead"},
     ("clip", "dro"): {"clip": {"name": "dro", "penalty_coef": 1.0}},
@@ -23,7 +54,7 @@ PARTS = [(kind, name) for kind in KINDS if kind not in NO_NETWORK for name in so
 
 def trainer(kind, name):
     config = {kind: name} | SETTINGS.get((kind, name), {})
-    host = TableHost(24, turns=2)
+    host = TableHost(24, turns=2, fields=FIELDS | FACTS)
     return TableTrainer(
         config, host=host, groups=3, group_size=4, max_tokens=8, total_steps=4, micro_batches=2, epochs=2
     )

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import rlx_plugins as rlx
 from rlx_plugins.hosts.verl import settings
-from rlx_plugins.hosts.verl.run import Records, flatten, hydra_value, make_command, plugin_overrides
+from rlx_plugins.hosts.verl.run import Records, counted_before, flatten, hydra_value, make_command, plugin_overrides
 from rlx_plugins.recipes.run_folder import RunFolder
 from rlx_plugins.recipes.runner import command_text
 from rlx_plugins.recipes.schema import load, with_overrides
@@ -110,3 +110,13 @@ def test_verls_metrics_become_records_of_the_run(tmp_path):
     records.read(file)
     assert [r["generated_tokens"] for r in folder.records()] == [150, 250] and len(seen) == 2
     assert records.accuracy == {"accuracy_before": 0.25, "accuracy_after": 0.75}
+
+
+def test_a_resumed_run_counts_on_from_its_checkpoint(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert counted_before(folder) == {}
+    for step in (1, 2, 3):
+        folder.log({"step": step, "generated_tokens": 10 * step})
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
+    assert counted_before(folder)["generated_tokens"] == 20

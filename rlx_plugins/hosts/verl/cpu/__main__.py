@@ -1,6 +1,6 @@
 """Trains the tiny model on the tiny task with verl, without an accelerator.
 
-    python -m rlx_plugins.hosts.verl.cpu rlx.plugins="advantage=dvao clip=bapo"
+    python -m rlx_plugins.hosts.verl.cpu 'rlx.plugins="advantage=dvao clip=bapo"'
     python -m rlx_plugins.hosts.verl.cpu --stock --replica vllm --steps 10
 
 Everything else on the command line is a Hydra override of verl and comes last.

@@ -125,7 +125,12 @@ def keep_weights() -> None:
     if not current_platform.is_cpu():
         return
 
+    original = utils.dispatch_cpu_unquantized_gemm
+
     def linear_from_parameter(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
+        if layer.weight.ndim == 2:
+            layer.cpu_linear = torch.nn.functional.linear
+        else:  # a convolution, packed in place
+            original(layer, remove_weight)
 
     utils.dispatch_cpu_unquantized_gemm = linear_from_parameter

@@ -1,0 +1,7 @@
+"""Function forms of what is part of a host or a schedule rather than one plug-in."""
+
+from __future__ import annotations
+
+from .system_wave2c import FORMS as OLD_LOGITS_FORMS
+
+FORMS = {**OLD_LOGITS_FORMS}
