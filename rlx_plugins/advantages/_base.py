@@ -27,7 +27,7 @@ class OnBase(Advantage):
     makes: Any = frozenset()
 
     @functools.cached_property
-    def estimator(self) -> Advantage | None:
+    def estimator(self) -> Any:
         """The plug-in behind `base`; None where it names none."""
         if self.base is None:
             return None

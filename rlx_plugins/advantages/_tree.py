@@ -97,9 +97,6 @@ class Tree(Nodes):
             raise DataError("a node of the rollout tree has different predecessors in the node_path of two rows")
         self.leaf = self.at.gather(1, (there.sum(1, keepdim=True) - 1).clamp(min=0))[:, 0]
         self.leaf = torch.where(there.any(1), self.leaf, self.count)
-        inner = self.parent[self.parent < self.count]
-        self.has_children = torch.zeros(self.count, dtype=torch.bool, device=path.device)
-        self.has_children[inner] = True
 
     @functools.cached_property
     def siblings(self) -> Segments:
@@ -107,15 +104,15 @@ class Tree(Nodes):
         return Segments(self.parent)
 
     def leaf_rewards(self, rewards: Tensor) -> Tensor:
-        """[count]: mean finite reward of the rows that end in the node; NaN without any, and for inner nodes."""
+        """[count]: mean finite reward of the rows that end in the node; NaN without any."""
         ends = (self.leaf < self.count) & torch.isfinite(rewards)
         at = self.leaf[ends]
         total = torch.zeros(self.count, dtype=rewards.dtype, device=rewards.device).index_add(0, at, rewards[ends])
         n = torch.bincount(at, minlength=self.count).to(rewards.dtype)
-        return torch.where((n > 0) & ~self.has_children, total / n.clamp(min=1), torch.nan)
+        return torch.where(n > 0, total / n.clamp(min=1), torch.nan)
 
     def mean_of_children(self, leaf: Tensor) -> Tensor:
-        """[count]: `leaf` [count] at the leaves, above them the mean of the children's values; NaN: undefined."""
+        """[count]: the mean of the children's values where any has one, else `leaf` [count]; NaN: undefined."""
         value = leaf.clone()
         for depth in range(int(self.depth.max()) if self.count else 0, 0, -1):
             here = ((self.depth == depth) & torch.isfinite(value)).nonzero()[:, 0]
@@ -125,7 +122,7 @@ class Tree(Nodes):
         return value
 
     def mean_of_leaves(self, leaf: Tensor) -> Tensor:
-        """[count + G]: mean of the finite `leaf` values below each node, then below each prompt; NaN: undefined."""
+        """[count + G]: mean of the finite `leaf` values in and below each node, then each prompt; NaN: undefined."""
         known = torch.isfinite(leaf)
         room = leaf.new_zeros(int(self.group.max()) + 1 if len(self.group) else 0)
         total, n = torch.cat([masked(leaf, known), room]), torch.cat([known.to(leaf.dtype), room])
@@ -180,6 +177,6 @@ def fork_tree(rollouts: Sequence[Rollout], group: Sequence[int]) -> tuple[list[l
     for g, slot in rows:
         if (above := origin(g, slot)) is not None:
             cuts.setdefault((g, above[0]), set()).add(above[1])
-    found = [pieces(g, slot, len(r), whole=True) for (g, slot), r in rows.items()]
+    found = [pieces(g, r.slot, len(r), whole=True) for g, r in zip(group, rollouts, strict=True)]
     tokens = [[node for node, n in row for _ in range(n)] for row in found]
     return tokens, [[node for node, _ in row] for row in found]

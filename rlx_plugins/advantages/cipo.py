@@ -54,7 +54,8 @@ class CIPO(OnBase):
         super().check()
         if self.apply_to == "all" and self.credits != "rewards":
             raise ConfigError(
-                f"advantage cipo.base: apply_to='all' supplements rewards, but {self.estimator.name} reads {self.credits}"
+                "advantage cipo.base: apply_to='all' supplements rewards, but"
+                f" {self.estimator.name} reads {self.credits}"
             )
 
     def __call__(self, batch: RolloutBatch) -> Columns:

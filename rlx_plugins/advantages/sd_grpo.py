@@ -153,7 +153,8 @@ class SDGRPO(Advantage):
             if bool(beyond.any()):
                 row, place = beyond.nonzero()[0].tolist()
                 raise DataError(
-                    f"row {row}, response position {place}: role id {int(role[row, place])}, but there are {count} roles"
+                    f"row {row}, response position {place}: role id {int(role[row, place])}, but there are"
+                    f" {count} roles"
                 )
         return torch.where(mask, role.clamp(min=-1), -1)
 

@@ -128,7 +128,7 @@ class ProximalAverage:
         if not self.mean:
             self.mean = [_own(w) for w in weights]
         for mean, w in zip(self.mean, weights, strict=True):
-            mean.add_((w.detach().to(mean.dtype) - mean) / self.z)
+            mean.lerp_(w.detach().to(mean.dtype), 1 / self.z)
 
     def reset(self, weights: Sequence[Tensor]) -> None:
         """Forget the past: the mean is the given weights."""

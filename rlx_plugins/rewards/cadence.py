@@ -21,7 +21,8 @@ class CADENCE(Reward):
     """Gives a wrong answer a reward that grows as its number approaches the target, so that near misses carry signal;
     a correct answer always scores highest.
 
-    err = |predicted - target| / max(|target|, floor),   reward = 1 if correct, else max_partial max(0, 1 - err/tolerance).
+    err = |predicted - target| / max(|target|, floor)
+    reward = 1 for a correct answer, max_partial max(0, 1 - err / tolerance) for a wrong one
 
     Reads correct [B] where the batch has it, else rewards (right = above success_threshold), and the columns predicted
     and target [B] (NaN or infinite = no number: reward 0), which the user's reward code and dataset supply, parsed the

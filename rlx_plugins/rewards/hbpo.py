@@ -25,7 +25,8 @@ class HBPO(Reward):
     """Pays a correct answer within its budget a flat reward that is the higher the smaller the budget; beyond the
     budget the reward falls with the length and with the distance to the budget.
 
-    within(b) = scale cos(pi b / (2 max_length)),   beyond(n, b) = scale cos(pi n / (2 max_length)) - overrun_coef (n - b)
+    within(b) = scale cos(pi b / (2 max_length))
+    beyond(n, b) = scale cos(pi n / (2 max_length)) - overrun_coef (n - b)
     reward = 0 for a wrong answer or n > max_length; beyond(n, b) for n > b; within(b) otherwise.
 
     Reads correct [B] where the batch has it, else rewards (right = above success_threshold), budget [B] (tokens) and
@@ -70,7 +71,7 @@ class HBPO(Reward):
             raise DataError(f"row {row}: budget {budget[row]:g} exceeds reward hbpo.max_length {self.max_length}")
         if bool((self.overrun_coef * (self.max_length - budget) > self.scale).any()):
             warnings.warn(
-                f"reward hbpo.overrun_coef: at {self.overrun_coef:g} per token a correct answer far beyond its budget is"
-                " paid less than a wrong one",
+                f"reward hbpo.overrun_coef: at {self.overrun_coef:g} per token a correct answer far beyond its budget"
+                " is paid less than a wrong one",
                 stacklevel=2,
             )

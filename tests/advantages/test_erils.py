@@ -62,6 +62,15 @@ def test_without_a_target_all_rows_stay_and_without_external_rows_both_modes_are
     assert run(own, mode="joint")[0] == pytest.approx(plain)
 
 
+def test_the_closest_external_row_comes_first_then_the_best_rewarded_then_the_first():
+    rows = [(0, 0.5, True, 4), (0, 1.0, True, 4), (0, 1.0, True, 4), (0, 0.0, True, 5), (0, 1.0, True, 7)]
+    order = [run(rows, target_length=6, n_external=most)[1].count(True) for most in (0, 1, 2, 3, 9)]
+    assert order == [0, 1, 2, 3, 4]
+    assert run(rows, target_length=6, n_external=1)[1] == [False, False, False, True, False]
+    assert run(rows, target_length=6, n_external=2)[1] == [False, True, False, True, False]
+    assert run(rows, target_length=6, n_external=3)[1] == [False, True, True, True, False]
+
+
 def test_the_joint_mode_scores_both_sources_together_and_knows_no_external_weight():
     rows = [(0, 0.0, False, 1), (0, 0.5, False, 1), (0, 1.0, True, 1)]
     assert run(rows, mode="joint", ext_weight=0.1)[0] == pytest.approx([-1, 0, 1], abs=1e-5)

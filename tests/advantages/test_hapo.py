@@ -136,6 +136,8 @@ def test_alpha_sets_how_far_the_half_range_reaches_and_beta_how_strongly_it_acts
 def test_a_ratio_exactly_on_the_half_range_is_outside():
     assert redistributed([-0.5], [1.25], eps_high=0.5) == [1]
     assert redistributed([1.0], [1.25], eps_high=0.5, alpha=0.0) == [2]
+    assert redistributed([-1.0], [0.75], eps_low=0.5, alpha=0.0) == [1]
+    assert redistributed([1.0], [0.75], eps_low=0.5, alpha=0.0) == [2]
 
 
 def test_without_beta_nothing_is_left_to_do_in_the_loss():
@@ -210,3 +212,32 @@ def test_the_clip_without_the_score_is_refused():
     with pytest.raises(rlx.ConfigError, match="clip hapo needs the signal 'entropy_score'"):
         rlx.build({"clip": "hapo"}, host)
     rlx.build({"clip": {"name": "hapo", "statistics": "micro"}}, host)
+
+
+def test_the_loss_is_the_same_however_the_rows_are_split_into_micro_batches():
+    host = rlx.HostProfile("any", signals=frozenset({"logp_old", "entropy"}))
+    parts = rlx.build({"method": {"name": "hapo", "quantile": 0.5}}, host)
+    generator = torch.Generator().manual_seed(3)
+    rows, width = 6, 5
+    noise = torch.randn(2, rows, width, generator=generator, dtype=torch.float64)
+    batch = rlx.RolloutBatch(
+        {
+            "rewards": torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64),
+            "group": torch.tensor([0, 1, 0, 1, 0, 1]),
+            "response_mask": torch.arange(width) < torch.tensor([[5], [3], [1], [0], [4], [2]]),
+            "keep": torch.ones(rows, dtype=torch.bool),
+            "logp_old": torch.full((rows, width), -1.0, dtype=torch.float64),
+            "entropy": noise[0].exp(),
+        }
+    )
+    ready = rlx.prepare(parts, batch).batch
+    logp_new = (-1 + noise[1] / 4).requires_grad_()
+    totals = {"policy": ready.loss_count.sum()}
+    whole, _ = rlx.policy_loss(parts, ready, logp_new, totals=totals)
+    split = [
+        rlx.policy_loss(parts, ready.rows(part), logp_new[part], totals=totals)[0]
+        for part in (torch.tensor([0, 5, 3]), torch.tensor([1]), torch.tensor([2, 4]))
+    ]
+    torch.testing.assert_close(sum(split), whole)
+    for got, want in zip(torch.autograd.grad(sum(split), logp_new), torch.autograd.grad(whole, logp_new), strict=True):
+        torch.testing.assert_close(got, want)

@@ -83,7 +83,7 @@ def test_weights_by_name_take_the_batchs_order_and_dynframes_are_the_default():
         rlx.create("advantage", "sd_grpo", segment_weights=[[1, 1]]).segment_rewards(batch)
 
 
-# ---- where the tokens' roles come from ---------------------------------------------------------------------------------
+# ---- where the tokens' roles come from ------------------------------------------------------------------------------
 
 MASK = [[1, 1, 1, 0, 1, 1], [1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0]]
 
@@ -148,7 +148,7 @@ def test_an_id_beyond_the_last_role_names_row_and_position():
         evaluate("advantage", "sd_grpo", {**inputs, "segment_ids": ids})
 
 
-# ---- configuration -----------------------------------------------------------------------------------------------------
+# ---- configuration --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -186,3 +186,11 @@ def test_the_function_form_refuses_two_of_a_kind_and_none(twice):
     none = {name: value for name, value in kept.items() if name not in twice}
     with pytest.raises(rlx.ConfigError, match="one of them"):
         evaluate("advantage", "sd_grpo", {"group": [0], "response_mask": [[1]], **none})
+
+
+def test_renaming_the_segments_together_with_their_rewards_changes_nothing():
+    inputs = {"group": [0, 0], "response_mask": [[1, 1, 1], [1, 1, 0]]}
+    one = {"segment_ids": [[0, 1, 2], [2, 0, -1]], "segment_rewards": [[1.0, 0.0, NAN], [0.0, 0.5, 2.0]]}
+    other = {"segment_ids": [[2, 0, 1], [1, 2, -1]], "segment_rewards": [[0.0, NAN, 1.0], [0.5, 2.0, 0.0]]}
+    got = [evaluate("advantage", "sd_grpo", {**inputs, **which})["advantages"] for which in (one, other)]
+    torch.testing.assert_close(*got)

@@ -108,6 +108,19 @@ def teacher_log_probs(data: TensorDict, width: int) -> Tensor:
     return values.new_zeros(there.shape).masked_scatter(there, values)
 
 
+def logp_behavior(columns: Mapping[str, Any], recorded: Tensor | None = None) -> Tensor:
+    """[B,T] log-probs under the policy and context that sampled, as far as they are known.
+
+    What a part recorded comes first; for tokens of an older policy version the engine's log-probs stand, and for all
+    others the trainer's own at the start of the step.
+    """
+    out = columns["logp_old"]
+    if "logp_rollout" in columns:
+        known = (columns["staleness"] > 0) & ~torch.isnan(columns["logp_rollout"])
+        out = torch.where(known, columns["logp_rollout"].to(out.dtype), out)
+    return out if recorded is None else torch.where(torch.isnan(recorded), out, recorded.to(out.dtype))
+
+
 def row_column(values: Sequence[Any]) -> Any:
     """Values of the dataset as a float32 tensor [B] where they are numbers (None: NaN), else as a list."""
     if all(v is None or isinstance(v, (bool, int, float)) for v in values):

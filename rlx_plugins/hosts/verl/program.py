@@ -22,7 +22,7 @@ from ...core.config import Parts
 from ...core.context import Context
 from ...core.randomness import hash_bits
 from ...core.rollout import drive, rollout_program
-from .columns import log_probs, row_column
+from .columns import log_probs, logp_behavior, row_column
 from .generation import Engine, Requests, policy_forward
 from .rows import PROMPT_KEY, prompt_key
 from .settings import plain
@@ -70,11 +70,8 @@ class RolloutSource:
         place = torch.tensor([where[key] for key in self.keys])
         width = batch.response_mask.shape[1]
         made: dict[str, Any] = {n: c[place] for n, c in log_probs(data, width).items() if n != "logp_rollout"}
-        old = made["logp_old"]
-        if batch.has("logp_behavior"):
-            made["logp_behavior"] = torch.where(torch.isnan(batch.logp_behavior), old, batch.logp_behavior)
-        else:
-            made["logp_behavior"] = old
+        recorded = batch.logp_behavior if batch.has("logp_behavior") else None
+        made["logp_behavior"] = logp_behavior({**batch, **made}, recorded)
         made["correct"] = batch.rewards > float(self.trainer.rlx["success_threshold"])
         for name in sorted(self.parts.requires - set(batch) - set(made)):
             values = [self.columns(key).get(name) for key in batch.prompt_key]

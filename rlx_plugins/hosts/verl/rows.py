@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core.batch import RolloutBatch
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
-from .columns import as_list, lengths, padded, reward_components, row_column, token_columns
+from .columns import as_list, lengths, logp_behavior, padded, reward_components, row_column, token_columns
 
 PROMPT_KEY = "prompt_key"
 """Column of the dataset that names a prompt across epochs, resumes and workers; else a hash of its messages does."""
@@ -109,7 +109,7 @@ def signal_table(
         "source": ["fresh"] * len(place),
         "uid": [uid for uid, _ in sessions],
     }
-    columns["logp_behavior"] = columns["logp_old"]
+    columns["logp_behavior"] = logp_behavior(columns)
     columns |= dataset_columns(data, place, wanted - set(columns))
     return RolloutBatch(columns, step=step.number, total_steps=step.total, seed=step.seed), place
 

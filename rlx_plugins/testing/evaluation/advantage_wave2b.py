@@ -1,4 +1,4 @@
-"""Function forms of estimators that reshape credit: by entropy, role, novelty, hint, posterior, twin, source, budget."""
+"""Function forms of estimators that reshape credit: by entropy, role, novelty, hint, evidence, twin, source, budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def hapo(
     quantile=None,
     signed=None,
 ) -> Result:
-    """`redistributed` is None without the log-probs of the current policy; fallback_groups: ids of groups under GRPO."""
+    """`redistributed` is None without the current policy's log-probs; fallback_groups: ids of groups under GRPO."""
     part = create(
         "advantage",
         "hapo",
@@ -266,9 +266,7 @@ def erils(
     if lengths is not None:
         counts = tensor(lengths).long()
         response_mask = (torch.arange(max(1, int(counts.max()))) < counts[:, None]).double()
-    batch = reward_batch(
-        rewards, group, response_mask, external=is_external if is_external is not None else external
-    )
+    batch = reward_batch(rewards, group, response_mask, external=is_external if is_external is not None else external)
     most = n_external if max_external is None else max_external
     part = create(
         "advantage",

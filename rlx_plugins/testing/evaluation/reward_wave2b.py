@@ -29,9 +29,7 @@ def hbpo(
     return {"rewards": columns["rewards"], "baseline": columns["budget_baseline"]}
 
 
-def cadence(
-    correct, predicted, target, r_max=0.5, rel_tol=0.5, floor=1.0, max_partial=None, tolerance=None
-) -> Result:
+def cadence(correct, predicted, target, r_max=0.5, rel_tol=0.5, floor=1.0, max_partial=None, tolerance=None) -> Result:
     """`predicted`, `target`: numbers, or None; one target may stand for all rows."""
     judged = tensor(correct)
     part = create(

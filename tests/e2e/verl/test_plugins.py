@@ -57,13 +57,13 @@ def test_a_killed_run_resumed_is_the_run(verl_run, tmp_path):
 
 
 def test_stale_rollouts_are_seen_as_such_in_asynchronous_mode(verl_run):
-    plugins = 'rlx.plugins="correction=tis clip=sat clip.denominator=logp_old aggregate=asyncweb_norm"'
+    plugins = 'rlx.plugins="correction=decoupled_ppo clip=sat clip.denominator=logp_old"'
     run = verl_run(plugins, "trainer.v1.trainer_mode=rlx_colocate_async", module=MODULE, steps=4, **SMALL)
     assert run.column("rlx/staleness/max") == run.column("training/off_policy/trajectory_staleness/max")
     assert set(run.column("rlx/staleness/max")) == {0, 1}
     for step in run.steps.values():
         fresh = step["rlx/staleness/max"] == 0
-        assert (step["rlx/correction/tis/effective_sample_size"] > 0.9999) == fresh
+        assert (abs(step["rlx/correction/decoupled_ppo/weight_mean"] - 1) < 1e-4) == fresh
 
 
 def test_the_rollout_program_runs_with_rounds_hints_and_prompts_of_its_own_choice(verl_run):

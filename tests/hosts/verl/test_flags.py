@@ -95,10 +95,17 @@ def test_parameters_reach_an_estimator_through_the_algorithm_group():
         estimate("rlx.grpo", table, scael="none")
 
 
-def test_padding_rows_are_in_no_statistic():
+def test_padding_rows_are_in_no_statistic(registered):
+    @registered("advantage", "test_batch_mean")
+    class BatchMean(rlx.Advantage):
+        def __call__(self, batch):
+            return {"advantages": batch.spread(batch.rewards - batch.rewards.nanmean())}
+
+    core_algos.register_adv_est("rlx.test_batch_mean")(plugin.AdvantageFlag("test_batch_mean"))
     table = batch()
-    out = estimate("rlx.reinforce_pp", table, padding=3)
-    torch.testing.assert_close(out[:8], estimate("rlx.reinforce_pp", table), atol=1e-12, rtol=0)
+    out = estimate("rlx.test_batch_mean", table, padding=3)
+    wanted = table.spread(table.rewards - table.rewards.mean())
+    torch.testing.assert_close(out[:8], wanted, atol=1e-12, rtol=0)
     assert (out[8:] == 0).all()
 
 

@@ -151,6 +151,17 @@ def test_the_teachers_log_probs_are_those_of_the_response_tokens():
     assert columns.teacher_log_probs(data, 3).tolist() == [[-5, -6, 0], [-7, 0, 0]]
 
 
+def test_the_behaviour_of_stale_tokens_is_what_the_engine_reported():
+    table = {
+        "logp_old": torch.tensor([[-1.0, -1.0, -1.0, -1.0]]),
+        "logp_rollout": torch.tensor([[-2.0, -2.0, torch.nan, -2.0]]),
+        "staleness": torch.tensor([[0, 1, 1, 1]]),
+    }
+    assert columns.logp_behavior(table).tolist() == [[-1, -2, -1, -2]]
+    recorded = torch.tensor([[torch.nan, torch.nan, torch.nan, -3.0]])
+    assert columns.logp_behavior(table, recorded).tolist() == [[-1, -2, -1, -3]]
+
+
 def test_nested_tensors_survive_padding():
     column = torch.arange(6.0).reshape(2, 3)
     assert columns.padded(columns.nest(column, torch.tensor([1, 3])), 4).tolist() == [[0, 0, 0, 0], [3, 4, 5, 0]]
