@@ -18,7 +18,9 @@ def turn_signatures(rollout: Rollout) -> Signatures:
     states: list[Hashable] = []
     actions: list[Hashable] = []
     seen: frozenset[tuple[Any, Any]] = frozenset()
-    turn, own, result = None, (), ()
+    turn: int | None = None
+    own: tuple[int, ...] = ()
+    result: tuple[int, ...] = ()
     for segment in rollout.segments:
         if not segment.from_model:
             result += tuple(segment.tokens)

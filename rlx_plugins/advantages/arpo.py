@@ -45,7 +45,9 @@ class ARPO(Advantage):
     paper = "Agentic Reinforced Policy Optimization, arXiv 2507.19849"
     provides = frozenset({"share_count", "trajectory_advantage"})
 
-    mode: Literal["hard", "soft"] = param("hard", doc="credit of shared tokens: mean of their rollouts, or each its own")
+    mode: Literal["hard", "soft"] = param(
+        "hard", doc="credit of shared tokens: mean of their rollouts, or each its own"
+    )
     normalize: bool = param(True, doc="divide by the group's standard deviation; verl's norm_adv_by_std_in_grpo")
     tree: TreeSource = param("forks", doc="the library's forks, or the column node_ids")
     eps: float = param(1e-6, gt=0, doc="added to the standard deviation; verl's")

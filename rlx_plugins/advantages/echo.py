@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..core.batch import RolloutBatch
@@ -53,7 +52,7 @@ class ECHO(OnBase):
     base: Base = param("grpo", doc="estimator underneath; the paper's grpo")
 
     @property
-    def reads(self) -> frozenset[str]:  # type: ignore[override]
+    def reads(self) -> frozenset[str]:
         return frozenset({"entropy", "confidence" if self.confidence == "column" else "logp_old"})
 
     def __call__(self, batch: RolloutBatch) -> Columns:

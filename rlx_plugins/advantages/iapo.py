@@ -41,7 +41,8 @@ class IAPO(OnBase):
     edges that leave turn i, din the support edges that enter it plus 1 if it uses the user's information directly, e
     its error flag. m(phi)_i = exp(clip(z_i, +-score_clip)) scaled to sum_i L_i m_i = L, z by mean and population std
     weighted with the turns' tokens L_i.
-    A > 0:  w_i ~ m(phi+)_i exp(-error_penalty (phi-_i - mean)), scaled alike;   A < 0:  w_i = m(phi-)_i;   A_it = w_i A.
+    A > 0:  w_i ~ m(phi+)_i exp(-error_penalty (phi-_i - mean)), scaled alike;   A < 0:  w_i = m(phi-)_i;
+    A_it = w_i A.
 
     Reads turn_ids [B,T] (-1: not a model token), response_mask [B,T], what `base` reads (grpo in the paper) and, as one
     list per row: support_edges and failed_edges, pairs (i, j) with i < j; error and direct_user, one 0/1 per turn. A
@@ -80,7 +81,9 @@ class IAPO(OnBase):
         there = torch.arange(width, device=turn.device) < turns[:, None]
         dtype = batch.dtype
         tokens = torch.zeros(len(turn), width + 1, dtype=dtype, device=turn.device)
-        tokens = tokens.scatter_add(1, torch.where(turn >= 0, turn, width), torch.ones_like(turn, dtype=dtype))[:, :width]
+        tokens = tokens.scatter_add(1, torch.where(turn >= 0, turn, width), torch.ones_like(turn, dtype=dtype))[
+            :, :width
+        ]
         out, into = _degrees(batch.support_edges, there, dtype)
         misled, _ = _degrees(batch.failed_edges, there, dtype)
         into = into + _flags(direct, width)
@@ -120,7 +123,7 @@ def _unit_mass(x: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _degrees(edges: Iterable[Any], there: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """How many different edges leave and enter each turn [B,N]; those with an end outside the row's turns don't count."""
+    """How many different edges leave and enter each turn [B,N]; one with an end outside the row's turns is dropped."""
     listed = sorted({(b, int(i), int(j)) for b, row in enumerate(edges) for i, j in row or ()})
     b, i, j = torch.tensor(listed, dtype=torch.int64, device=there.device).reshape(-1, 3).unbind(1)
     width = there.shape[1]

@@ -16,7 +16,6 @@ from ..core.kinds import Advantage, Columns
 from ..core.params import param
 from ..core.registry import register
 from ..core.segments import Segments, counted, wide, zscore
-from ..core.terms import masked
 from ..core.trajectory import Group, Rollout
 
 COUNTS = frozenset({"n_natural", "n_artificial", "is_artificial_branch"})

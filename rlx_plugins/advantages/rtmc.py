@@ -31,7 +31,7 @@ class Steps(NamedTuple):
     state: Tensor
     pair: Tensor
     there: Tensor
-    count: Tensor
+    length: Tensor
 
 
 @register("advantage", "rtmc")
@@ -52,8 +52,9 @@ class RTMC(Advantage):
     rows, which enter no statistic.
 
     The paper's signatures for coding agents are coarser (operation and file, no contents), which doubles the overlap.
-    With `discount` below 1, early steps of a group of equal rewards get a small advantage; that is the formula. So would
-    a group of one, whose advantage is 0 here; singleton="raw" keeps the formula's. Reconstructed: unscorable rows.
+    With `discount` below 1, early steps of a group of equal rewards get a small advantage; that is the formula. So
+    would a group of one, whose advantage is 0 here; singleton="raw" keeps the formula's. Reconstructed: what happens to
+    unscorable rows.
     """
 
     paper = "Rollout-Tree Monte Carlo (RTMC), arXiv 2604.11037"
@@ -113,7 +114,7 @@ class RTMC(Advantage):
         advantages = masked(value - shrunk, live)
         if self.normalize:
             advantages = _normalised(advantages, live, groups)
-        return advantages, steps.count
+        return advantages, steps.length
 
     def steps(self, batch: RolloutBatch) -> Steps:
         """The steps of every row, states and pairs numbered within their group."""
@@ -128,7 +129,7 @@ class RTMC(Advantage):
         """G [B,S]."""
         rewards = wide(batch.rewards)
         place = torch.arange(steps.state.shape[1], device=rewards.device)
-        last = (place == steps.count[:, None] - 1) & steps.there
+        last = (place == steps.length[:, None] - 1) & steps.there
         x = masked(rewards[:, None], last)
         if batch.has("step_rewards"):
             given, _ = ragged(batch, "step_rewards")

@@ -38,9 +38,10 @@ class SAO(Advantage):
     lam = max(0, 1 - 1 / (lambda_scale n));   the critic's target is the same sum with `critic_lambda`, plus V(p_j).
 
     Reads values [B,T] (the critic's, on the scale of the rewards; a tensor or a list per row; those at masked positions
-    are never read), rewards [B] (NaN = unscorable), response_mask [B,T]; group is not used: one rollout per prompt is the normal case. Returns
-    advantages [B,T], 0 where masked and for unscorable rows; returns [B,T], the critic's targets; gae_lambda [B].
-    DataError where a value at a model token is not finite. A rollout that was cut off counts as finished.
+    are never read), rewards [B] (NaN = unscorable), response_mask [B,T]; group is not used: one rollout per prompt is
+    the normal case. Returns advantages [B,T], 0 where masked and for unscorable rows; returns [B,T], the critic's
+    targets; gae_lambda [B]. DataError where a value at a model token is not finite. A rollout that was cut off counts
+    as finished.
 
     The critic is the host's (verl's critic worker); its schedule in the paper: two updates per actor update, attention
     frozen, 10 warm-up steps. Advantages are not whitened in the paper.

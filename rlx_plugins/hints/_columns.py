@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..core.errors import ConfigError
-from ..core.kinds import Hint
+from ..core.kinds import Plugin
 from ..core.trajectory import Group
 
 
-def column_tokens(part: Hint, group: Group, column: str) -> list[int]:
+def column_tokens(part: Plugin, group: Group, column: str) -> list[int]:
     """The token ids in `column` of the group's prompt, [] where it has none.
 
     Raises ConfigError if the dataset lacks the column, or if the host left it as text.

@@ -127,15 +127,26 @@ def test_without_a_gold_answer_the_gains_are_unknown():
     assert list(steps) == [] and [math.isnan(x) for x in rollout.extras["info_gain"]] == [True]
 
 
-def test_it_trains_on_gains_of_the_table_host():
-    host = TableHost(8, turns=3, seed=1)
-    trainer = TableTrainer(
-        {"method": {"name": "a2tgpo", "column": "solution"}}, host=host, groups=6, group_size=8, max_tokens=12
-    )
-    batch = trainer.rollouts(trainer.context())
-    out = trainer.parts.one("advantage")(batch)
+def trainer(spec, **options):
+    host = TableHost(8, turns=3, seed=1, **options)
+    return TableTrainer({"method": {"name": "a2tgpo", **spec}}, host=host, groups=6, group_size=8, max_tokens=12)
+
+
+def test_the_table_host_scores_every_turn_but_the_last():
+    run = trainer({"column": "solution"})
+    batch = run.rollouts(run.context())
+    assert [len(gains) for gains in batch.info_gain] == batch.turn_ids.amax(1).tolist()
+    assert any(batch.info_gain) and all(0 < abs(x) < 1 for gains in batch.info_gain for x in gains)
+    assert all(math.isfinite(entry["loss"]) for entry in run.run(2))
+
+
+def test_it_trains_on_gains_that_rollout_code_returns():
+    gains = {"info_gain": lambda r: [0.1 * r.slot] * (r.segments[-1].turn)}
+    run = trainer({}, fields=gains)
+    batch = run.rollouts(run.context())
+    out = run.parts.one("advantage")(batch)
     assert out["norm_ig"].any() and not out["norm_ig"][~batch.response_mask].any()
-    assert all(math.isfinite(entry["loss"]) for entry in trainer.run(2))
+    assert all(entry["clip/scale"] != 1 and math.isfinite(entry["loss"]) for entry in run.run(2))
 
 
 def test_rollout_code_that_returns_the_gains_needs_no_hook():

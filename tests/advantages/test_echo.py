@@ -55,7 +55,9 @@ def test_a_group_without_advantage_stays_dead_unless_something_is_added():
     assert not form()["advantages"][2].any()
     added = form({"mult_coeff": 0.0, "add_coeff": 0.5})["advantages"] - BASE
     assert added[2].any()
-    assert float(added[:2].sum()) == pytest.approx(0, abs=1e-12) and float(added[2].sum()) == pytest.approx(0, abs=1e-12)
+    assert float(added[:2].sum()) == pytest.approx(0, abs=1e-12) and float(added[2].sum()) == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 def test_the_bound_is_an_option_and_confidence_is_clipped():
@@ -97,7 +99,9 @@ def test_a_ragged_confidence_column_is_read_as_it_comes():
     rows = given.logp_old.exp().tolist()
     ragged = given.with_columns(confidence=[rows[0], rows[1][:2], rows[2]])
     part = create("advantage", "echo")
-    assert torch.equal(part(ragged)["echo_score"], part(given.with_columns(confidence=given.logp_old.exp()))["echo_score"])
+    assert torch.equal(
+        part(ragged)["echo_score"], part(given.with_columns(confidence=given.logp_old.exp()))["echo_score"]
+    )
 
 
 def test_a_host_without_confidences_is_told_so():

@@ -49,7 +49,10 @@ def test_only_the_first_visit_of_a_pair_counts_but_every_visit_is_credited():
     got = steps({"gamma": 0.5, "n_prior": 0}, **loop)
     assert got == [[0, 0], [0]]  # one pair: Q = V
     fork = {**loop, "action_ids": [["a", "a"], ["b"]]}
-    assert steps({"gamma": 0.5, "n_prior": 0}, **fork) == [[0.25, 0.25], [-0.25]]  # Q(a) = 0.5, the first visit's return
+    assert steps({"gamma": 0.5, "n_prior": 0}, **fork) == [
+        [0.25, 0.25],
+        [-0.25],
+    ]  # Q(a) = 0.5, the first visit's return
 
 
 def test_relabelled_signatures_change_nothing_and_are_not_pooled_across_groups():
@@ -65,8 +68,15 @@ def test_equal_rewards_without_discount_give_nothing():
 
 
 def test_step_rewards_are_added_where_they_fall():
-    plain = {"rewards": [0.0, 0.0], "group": [0, 0], "state_ids": [["r", "t"], ["r", "u"]], "action_ids": [["a", "b"]] * 2}
-    got = steps({"gamma": 0.5, "n_prior": 0}, **{**plain, "action_ids": [["a", "b"], ["c", "b"]]}, step_rewards=[[0, 1], [1]])
+    plain = {
+        "rewards": [0.0, 0.0],
+        "group": [0, 0],
+        "state_ids": [["r", "t"], ["r", "u"]],
+        "action_ids": [["a", "b"]] * 2,
+    }
+    got = steps(
+        {"gamma": 0.5, "n_prior": 0}, **{**plain, "action_ids": [["a", "b"], ["c", "b"]]}, step_rewards=[[0, 1], [1]]
+    )
     assert got[0][0] == pytest.approx((0.5 - 1) / 2) and got[1][0] == pytest.approx((1 - 0.5) / 2)
 
 
@@ -96,7 +106,9 @@ def test_turn_signatures_compare_what_was_done_in_any_order():
             segments += [Segment(own, "policy", turn=n), Segment(result, "tool", turn=n)]
         return Rollout("p", "g", 0, [0], segments=[*segments, Segment([9], "policy", turn=len(turns))])
 
-    (states, actions), (other, _) = (turn_signatures(played(*t)) for t in ([([1], [5]), ([2], [6])], [([2], [6]), ([1], [5])]))
+    (states, actions), (other, _) = (
+        turn_signatures(played(*t)) for t in ([([1], [5]), ([2], [6])], [([2], [6]), ([1], [5])])
+    )
     assert actions == [(1,), (2,), (9,)]
     assert states[0] == other[0] and states[1] != other[1] and states[2] == other[2]
     changed, _ = turn_signatures(played(([1], [7]), ([2], [6])))

@@ -77,7 +77,9 @@ def test_whitening_is_an_option_over_the_tokens_that_count():
     inputs = ([1.0, 0.0, None], [[0.5, 0.1], [0.2, 0.4], [0.3, 0.3]], [[1, 1], [1, 0], [1, 1]])
     plain, white = form(*inputs), form(*inputs, whiten=True)
     live = plain["advantages"][[0, 0, 1], [0, 1, 0]]
-    torch.testing.assert_close(white["advantages"][[0, 0, 1], [0, 1, 0]], (live - live.mean()) / live.std(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        white["advantages"][[0, 0, 1], [0, 1, 0]], (live - live.mean()) / live.std(), atol=1e-6, rtol=0
+    )
     assert not white["advantages"][2].any() and not plain["returns"][2].any()
 
 

@@ -1,12 +1,15 @@
 """Trees of forks, and the credit on them: ARPO, ELPO, DATPO."""
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from rlx_plugins import DataError, Group, RolloutBatch, Segment, create, pack
+from rlx_plugins import Allocator, Context, DataError, Group, RolloutBatch, Segment, create, pack, register
 from rlx_plugins.advantages._tree import fork_tree
+from rlx_plugins.core.registry import forget, implements
+from rlx_plugins.hosts.table import TableHost, TableTrainer
 from rlx_plugins.testing import evaluate
 
 
@@ -168,7 +171,8 @@ def test_elpo_equal_rewards_and_a_single_rollout_give_nothing():
 def test_elpo_renumbering_nodes_changes_nothing():
     renamed = {"node_parent": [3, 3, -1, -1, 1, 1], "leaf": [0, 4, 5, 2], "node_ids": [[3, 0], [1, 4], [1, 5], [2, 2]]}
     got, want = (
-        evaluate("advantage", "elpo", {**tree, "rewards": [0.2, 1.0, 0.4, 0.7]})["advantages"] for tree in (renamed, TREE)
+        evaluate("advantage", "elpo", {**tree, "rewards": [0.2, 1.0, 0.4, 0.7]})["advantages"]
+        for tree in (renamed, TREE)
     )
     torch.testing.assert_close(got, want)
 
@@ -267,3 +271,65 @@ def test_datpo_needs_a_vector_for_every_block():
     batch = packed().with_columns(node_ids=[[0]] * 5, node_path=[[0]] * 5, block_embedding=[[[1.0]]] * 4 + [[]])
     with pytest.raises(DataError, match="4 vectors for the 5 blocks"):
         create("advantage", "datpo", tree="column")(batch)
+
+
+# ---- on the table host ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Forking(Allocator):
+    """Two rollouts per prompt, then two forks of each where they have run for half their length."""
+
+    capabilities = frozenset({"rounds", "continue"})
+
+    def more(self, idle, ctx):
+        new = [r for g in idle if not g.rollouts for r in g.start(2)]
+        for g in idle:
+            if len(g.rollouts) == 2 and not new:
+                new += [f for r in list(g.rollouts) for f in g.fork(r, len(r) // 2, 2)]
+        return new
+
+
+@pytest.fixture
+def forking():
+    register("allocator", "forking_in_tests")(Forking)
+    yield "forking_in_tests"
+    forget("allocator", "forking_in_tests")
+
+
+@pytest.mark.parametrize("config", [{"advantage": "arpo"}, {"method": "elpo"}, {"method": "datpo"}], ids=str)
+def test_credit_on_a_tree_reaches_the_update_of_a_run_that_forks(config, forking):
+    host = TableHost(12, fields={"critical_turn": lambda r: 0.0})
+    trainer = TableTrainer({**config, "allocator": forking}, host=host, groups=4, max_tokens=10)
+    batch = trainer.rollouts(trainer.context())
+    assert any(r.tag.startswith("fork:") and len(r) for r in batch.rollout)
+    out = trainer.parts.one("advantage")(batch)
+    first = batch.rows(batch.group == 0)
+    prefix = [r for r in first.rollout if r.tag == ""]
+    assert out["advantages"].any() and not out["advantages"][~batch.response_mask].any()
+    if "keep_mask" in out:
+        assert torch.equal(out["keep_mask"] > 0, batch.response_mask), "a prefix is trained in one row only"
+    else:
+        rows = [out["advantages"][i, : len(r)] for i, r in enumerate(first.rollout) if r in prefix]
+        assert any(len(set(row[row != 0].tolist())) > 1 for row in rows), "a node's credit differs from the next one's"
+    assert all(math.isfinite(entry["loss"]) for entry in trainer.run(2))
+
+
+def test_datpo_embeds_each_block_once_from_the_prompt_and_its_own_tokens():
+    group = forked_group()
+    part = create("advantage", "datpo")
+    steps = part.annotate([group], Context(0, 1, 1, 1, 16, {}))
+    operation = next(steps)
+    asked = [r.tokens for r in operation.rollouts]
+    with pytest.raises(StopIteration):
+        steps.send([[float(len(tokens)), 1.0] for tokens in asked])
+    assert sorted(asked) == sorted([[10, 11], [12, 13], [14, 15], [20, 21], [22], [23], [30, 31], []])
+    rows = {r.slot: r.extras for r in group.rollouts}
+    assert rows[0]["block_embedding"] == [[2.0, 1.0]] * 3 and rows[2]["block_embedding"] == [[2.0, 1.0], [1.0, 1.0]]
+    assert not create("advantage", "datpo", tree="column").capabilities and part.capabilities == {"forward:hidden"}
+
+
+def test_trees_given_as_columns_need_no_hook_of_the_rollout():
+    for name in ("arpo", "elpo", "datpo"):
+        given = create("advantage", name, tree="column")
+        assert not implements(given, "annotate") and "rollout" not in given.requires

@@ -13,7 +13,11 @@ from rlx_plugins.testing import evaluate
 
 def form(rewards, prior, params=None, group=None):
     n = len(rewards)
-    given = {"rewards": rewards, "group": group or [0] * n, "value_prior": prior if isinstance(prior, list) else [prior] * n}
+    given = {
+        "rewards": rewards,
+        "group": group or [0] * n,
+        "value_prior": prior if isinstance(prior, list) else [prior] * n,
+    }
     return evaluate("advantage", "v05", given, params)
 
 

@@ -9,7 +9,7 @@ import torch
 from ...core.errors import ConfigError
 from ...core.registry import create
 from ...core.terms import PolicyTerms
-from .building import only_given, per_row, reward_batch, tensor
+from .building import per_row, reward_batch, tensor
 
 Result = dict[str, Any]
 
@@ -45,7 +45,7 @@ def hapo(
         eps=eps,
         signed=not repo_compat if signed is None else signed,
     )
-    batch = reward_batch(rewards, group, response_mask, entropy=entropy)
+    batch = reward_batch(rewards, group, response_mask, entropy=tensor(entropy))
     columns = part(batch)
     out: Result = {
         "advantages": columns["advantages"],
@@ -91,8 +91,7 @@ def sd_grpo(
         group,
         response_mask,
         reward_components,
-        **only_given(boundary_mask=boundary_mask, role_ids=roles),
-        **only_given(segment_rewards=None if segment_rewards is None else tensor(segment_rewards)),
+        **_tensors(boundary_mask=boundary_mask, role_ids=roles, segment_rewards=segment_rewards),
     )
     part = create(
         "advantage",
@@ -130,7 +129,7 @@ def xrpo(
     max_bonus=None,
 ) -> Result:
     """Advantages [B]: those of the row's tokens, 0 for a row without any."""
-    batch = reward_batch(rewards, group, response_mask, logp_old=logp_old)
+    batch = reward_batch(rewards, group, response_mask, logp_old=tensor(logp_old))
     part = create(
         "advantage",
         "xrpo",
@@ -156,7 +155,7 @@ def adhint(
     response_mask=None,
 ) -> Result:
     """gap and weights [B]."""
-    batch = reward_batch(rewards, group, response_mask, helped=hinted if hinted is not None else helped)
+    batch = reward_batch(rewards, group, response_mask, helped=tensor(hinted if hinted is not None else helped))
     part = create(
         "advantage",
         "adhint",
@@ -191,7 +190,7 @@ def aero(
     tolerance=None,
     success_threshold=0.5,
 ) -> Result:
-    batch = reward_batch(rewards, group, response_mask, n_success=n_success, n_total=n_total)
+    batch = reward_batch(rewards, group, response_mask, **_tensors(n_success=n_success, n_total=n_total))
     part = create(
         "advantage",
         "aero",
@@ -229,7 +228,7 @@ def cipo(
 ) -> Result:
     """A group of one keeps its raw reward, as in verl."""
     twins = rewards_cf if rewards_cf is not None else twin_rewards
-    batch = reward_batch(rewards, group, response_mask, twin_rewards=twins, decision_mask=decision_mask)
+    batch = reward_batch(rewards, group, response_mask, **_tensors(twin_rewards=twins, decision_mask=decision_mask))
     part = create(
         "advantage",
         "cipo",
@@ -266,7 +265,8 @@ def erils(
     if lengths is not None:
         counts = tensor(lengths).long()
         response_mask = (torch.arange(max(1, int(counts.max()))) < counts[:, None]).double()
-    batch = reward_batch(rewards, group, response_mask, external=is_external if is_external is not None else external)
+    flags = is_external if is_external is not None else external
+    batch = reward_batch(rewards, group, response_mask, external=tensor(flags))
     most = n_external if max_external is None else max_external
     part = create(
         "advantage",
@@ -287,12 +287,9 @@ def erils(
 def hbpo(
     rewards, group, subgroup=None, baseline=None, eps=1e-6, use_intra=True, budget=None, budget_baseline=None
 ) -> Result:
-    batch = reward_batch(
-        rewards,
-        group,
-        budget=subgroup if subgroup is not None else budget,
-        budget_baseline=baseline if baseline is not None else budget_baseline,
-    )
+    level = subgroup if subgroup is not None else budget
+    paid = baseline if baseline is not None else budget_baseline
+    batch = reward_batch(rewards, group, **_tensors(budget=level, budget_baseline=paid))
     columns = create("advantage", "hbpo", eps=eps, use_intra=use_intra)(batch)
     return {
         "advantages": columns["advantages"][:, 0],
@@ -313,7 +310,7 @@ def cadence(
     brevity_coef=None,
     length_slope=None,
 ) -> Result:
-    batch = reward_batch(rewards, group, response_mask, correct=correct)
+    batch = reward_batch(rewards, group, response_mask, correct=tensor(correct))
     part = create(
         "advantage",
         "cadence",
@@ -328,6 +325,11 @@ def cadence(
         "baseline": columns["centred_reward"],
         "brevity": columns["brevity"],
     }
+
+
+def _tensors(**columns: Any) -> dict[str, torch.Tensor]:
+    """The columns that are given."""
+    return {name: tensor(values) for name, values in columns.items() if values is not None}
 
 
 def _of_rows(advantages: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from ...core.registry import create
 from ...core.terms import masked
 from .building import reward_batch, tensor
 from .selector_wave2b import FORMS as HINT_FORMS
+from .selector_wave2c import FORMS as SUBSET_FORMS
 
 Result = dict[str, Any]
 
@@ -84,4 +85,4 @@ def _reduced(batch: RolloutBatch, weights: torch.Tensor, per_token_loss: Any) ->
     return out
 
 
-FORMS = {"nat_urs": nat_urs, "nat_rpc": nat_rpc, "asyncweb_norm": asyncweb_norm, **HINT_FORMS}
+FORMS = {"nat_urs": nat_urs, "nat_rpc": nat_rpc, "asyncweb_norm": asyncweb_norm, **HINT_FORMS, **SUBSET_FORMS}

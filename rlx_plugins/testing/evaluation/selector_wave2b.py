@@ -21,7 +21,7 @@ def adhint(
     preserve=True,
     tolerance=None,
 ) -> Result:
-    batch = reward_batch(response_mask=response_mask, hint_mask=hint_mask, entropy=entropy)
+    batch = reward_batch(response_mask=response_mask, hint_mask=tensor(hint_mask), entropy=tensor(entropy))
     given = tensor(advantages)
     batch = batch.with_columns(advantages=given[:, None].expand_as(batch.response_mask) if given.ndim == 1 else given)
     part = create(

@@ -15,6 +15,7 @@ NO_NETWORK = {"drafter", "quant"}
 FIELDS = {
     "critical_turn": lambda r: float(r.slot % 3 - 1),
     "confidence": lambda r: [1 / (2 + token) for token in r.tokens],
+    "info_gain": lambda r: [0.1 * r.slot - 0.05 * t for t in range(r.tokens.count(CALL))],
     "support_edges": lambda r: [[0, 1]] if CALL in r.tokens else [],
     "failed_edges": lambda r: [[0, 1]] if r.slot % 2 else None,
     "error": lambda r: [r.slot % 2, 0],
@@ -29,12 +30,11 @@ FIELDS = {
 """What rollout code would return beside the tokens, for the parts that read it."""
 
 SETTINGS = {
-    ("advantage", "a2tgpo"): {"advantage": {"name": "a2tgpo", "column": "solution"}},
     ("advantage", "resum"): {"advantage": {"name": "resum", "phrase": [CALL]}},
     ("advantage", "rtmc"): {"advantage": {"name": "rtmc", "signatures": "turns"}},
     ("advantage", "v05"): {"advantage": {"name": "v05", "prior": "prior", "reward_min": 0}},
     ("aggregate", "datpo"): {"advantage": "datpo"},
-    ("clip", "a2tgpo"): {"advantage": {"name": "a2tgpo", "column": "solution"}},
+    ("clip", "a2tgpo"): {"advantage": "a2tgpo"},
     ("method", "a2tgpo"): {"method": {"name": "a2tgpo", "column": "solution"}},
     ("advantage", "adhint"): {"hint": "guide"},
     ("advantage", "hbpo"): {"reward": {"name": "hbpo", "max_length": 16}},

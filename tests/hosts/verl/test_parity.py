@@ -27,8 +27,9 @@ MIXES = [
 
 def on_trl(chosen, prepared, logp_new, micro_batches):
     """Loss and gradient of one optimizer step the way the TRL host goes: its columns, its totals, its micro-batches."""
+    from rlx_plugins.hosts.loss_terms import count_columns, micro_terms
     from rlx_plugins.hosts.trl.columns import micro_batch, own_rows
-    from rlx_plugins.hosts.trl.losses import count_columns, micro_terms, window_totals, with_micro_scope
+    from rlx_plugins.hosts.trl.losses import window_totals, with_micro_scope
 
     size, width = prepared.batch.response_mask.shape
     keys, values = own_rows(prepared.batch, size, slice(0, size), width)
