@@ -23,7 +23,7 @@ def ragged(batch: RolloutBatch, name: str) -> tuple[Tensor, Tensor]:
         last = torch.where(there, torch.arange(1, column.shape[1] + 1, device=column.device), 0)
         lengths = last.amax(1) if column.shape[1] else last.sum(1)
         return column.to(batch.dtype), lengths
-    rows = [[torch.nan if v is None else float(v) for v in row or ()] for row in column]
+    rows = [[torch.nan if v is None else float(v) for v in (() if row is None else row)] for row in column]
     width = max(map(len, rows), default=0)
     values = [row + [torch.nan] * (width - len(row)) for row in rows]
     return (

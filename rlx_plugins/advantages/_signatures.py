@@ -52,7 +52,7 @@ def signature_function(name: str) -> Callable[[Rollout], Signatures]:
 def numbered(rows: Iterable[Iterable[Hashable] | None]) -> list[list[int]]:
     """Signatures as integers, equal ones alike."""
     numbers: dict[Hashable, int] = {}
-    return [[numbers.setdefault(_hashable(s), len(numbers)) for s in row or ()] for row in rows]
+    return [[numbers.setdefault(_hashable(s), len(numbers)) for s in (() if row is None else row)] for row in rows]
 
 
 def _hashable(signature: Any) -> Hashable:

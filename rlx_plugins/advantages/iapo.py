@@ -124,7 +124,7 @@ def _unit_mass(x: Tensor, tokens: Tensor) -> Tensor:
 
 def _degrees(edges: Iterable[Any], there: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """How many different edges leave and enter each turn [B,N]; one with an end outside the row's turns is dropped."""
-    listed = sorted({(b, int(i), int(j)) for b, row in enumerate(edges) for i, j in row or ()})
+    listed = sorted({(b, int(i), int(j)) for b, row in enumerate(edges) for i, j in (() if row is None else row)})
     b, i, j = torch.tensor(listed, dtype=torch.int64, device=there.device).reshape(-1, 3).unbind(1)
     width = there.shape[1]
     inside = (i >= 0) & (i < j) & (j < width)

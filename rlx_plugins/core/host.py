@@ -39,13 +39,15 @@ class HostProfile:
     signals       columns it supplies beyond BATCH_SIGNALS as it is configured now
     capabilities  what it can do as it is configured now, from CAPABILITIES
     remedies      signal or capability -> the option that would supply it, or why nothing does
+    default_remedy  what to do about any other
     """
 
     name: str
     signals: frozenset[str] = frozenset()
     capabilities: frozenset[str] = frozenset()
     remedies: Mapping[str, str] = field(default_factory=dict)
+    default_remedy: str = ""
 
     def remedy(self, missing: str) -> str:
         """What to do about a missing signal or capability, as the end of an error message."""
-        return self.remedies.get(missing, f"no option of host {self.name} supplies it")
+        return self.remedies.get(missing) or self.default_remedy or f"no option of host {self.name} supplies it"

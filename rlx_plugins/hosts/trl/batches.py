@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class Needs:
 
     logp_old, entropy   before the loss, where the parent computes neither by itself
     logp_rollout, logp_behavior, logp_teacher, logp_prox   anywhere
-    dataset             dataset columns that become columns of the batch
+    dataset             columns of the dataset, and fields of a `rollout_func`, that become columns of the batch
     """
 
     logp_old: bool
@@ -50,7 +51,7 @@ class Needs:
     dataset: tuple[str, ...]
 
     @classmethod
-    def of(cls, parts: Parts, dataset: Any) -> Needs:
+    def of(cls, parts: Parts, dataset: Any, rollout_signals: Iterable[str] = ()) -> Needs:
         early = [p for kind in _BEFORE_LOSS for p in parts[kind]] + parts.rollout
         before_loss = set().union(*(p.requires for p in early), *(p.corrects for p in parts["correction"]))
         anywhere = parts.requires | before_loss
@@ -61,7 +62,7 @@ class Needs:
             logp_behavior="logp_behavior" in anywhere,
             logp_teacher="logp_teacher" in anywhere,
             logp_prox="logp_prox" in anywhere,
-            dataset=tuple(sorted((parts.requires & set(column_names(dataset))) - ALWAYS)),
+            dataset=tuple(sorted((parts.requires & {*column_names(dataset), *rollout_signals}) - ALWAYS)),
         )
 
 

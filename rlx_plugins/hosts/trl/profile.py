@@ -26,6 +26,7 @@ CAPABILITIES = UPDATE | PROGRAM | CHUNKED | {"choose_prompts", "teacher_logits"}
 
 NEEDS_ROWS_BY_INDEX = "it needs a dataset with a length and rows by index, not an iterable (streaming) one"
 _CHUNK = "TRL generates in lock step; set generation_chunk=N and it hands rows back every N response tokens"
+_OWN_COLUMN = "a dataset column of that name supplies it, or a field of your rollout_func named in rollout_signals"
 _TEACHER = "set teacher_model to the path of a teacher, or to 'policy' for the policy itself"
 
 
@@ -36,6 +37,8 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
     own_rollouts  a `rollout_func`, tools or an environment generate: rollout-side plug-ins have no place then
     """
     signals = set(ALWAYS) | (set(column_names(dataset)) - {"prompt"})
+    if own_rollouts:
+        signals |= set(getattr(args, "rollout_signals", None) or ())
     capabilities = set(UPDATE)
     remedies = {
         "logp_ref": "set beta > 0: TRL keeps a reference model only then",
@@ -65,7 +68,7 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
             capabilities |= CHUNKED
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
             capabilities.add("choose_prompts")
-    return HostProfile("trl", frozenset(signals), frozenset(capabilities), remedies)
+    return HostProfile("trl", frozenset(signals), frozenset(capabilities), remedies, _OWN_COLUMN)
 
 
 def column_names(dataset: Any) -> Iterable[str]:

@@ -107,7 +107,7 @@ class RLXTrainer(GRPOTrainer):
         if self._program and self._is_vlm:
             raise ConfigError("rollout-side plug-ins work on text only; this model's processor is multimodal")
         self._needs_logits = bool(parts.with_hook("from_logits"))
-        self.needs = Needs.of(parts, self.train_dataset)
+        self.needs = Needs.of(parts, self.train_dataset, self.args.rollout_signals or ())
         self._token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))
         self._counts, self._micro_terms = count_columns(parts), micro_terms(parts)
         self.component_names = unique_names(self.reward_func_names)

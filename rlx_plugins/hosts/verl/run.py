@@ -41,6 +41,11 @@ class Command:
     def argv(self) -> list[str]:
         return [sys.executable, "-m", MODULE, *self.overrides]
 
+    def value(self, key: str) -> str | None:
+        """The value an override gives `key`; the last one counts."""
+        found = [o.partition("=")[2] for o in self.overrides if o.partition("=")[0].lstrip("+") == key]
+        return found[-1] if found else None
+
     def text(self) -> str:
         """The command as a shell takes it, one override a line."""
         words = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
@@ -154,8 +159,8 @@ def train(
     if importlib.util.find_spec("verl") is None:
         raise ConfigError("host verl is not installed; pip install 'rlx-plugins[verl]'")
     command = make_command(recipe, profile, folder, seed=seed, resume=resume, tiny=tiny)
+    steps = command.value("trainer.total_training_steps")
     if tiny:  # verl's own validation, before the first step and after the last
-        steps = int(next(o.split("=")[1] for o in reversed(command.overrides) if "total_training_steps=" in o))
         command.overrides += [f"trainer.test_freq={steps}", f"trainer.val_before_train={not resume}"]
     log = folder.path / "verl.log"
     metrics = folder.path / "verl_metrics.jsonl"
@@ -163,7 +168,13 @@ def train(
     environment = {**os.environ, **command.environment, "VERL_FILE_LOGGER_PATH": str(metrics.absolute())}
     environment.pop("RAY_ADDRESS", None)
     before = counted_before(folder) if resume else {}
-    record = Records(folder, progress, tokens=before.get("generated_tokens") or 0, seconds=before.get("seconds") or 0.0)
+    record = Records(
+        folder,
+        progress,
+        max_steps=int(steps) if steps else None,
+        tokens=before.get("generated_tokens") or 0,
+        seconds=before.get("seconds") or 0.0,
+    )
     with log.open("a") as output:
         process = subprocess.Popen(
             command.argv(), env=environment, cwd=folder.path, stdout=output, stderr=subprocess.STDOUT
@@ -192,8 +203,11 @@ def counted_before(folder: RunFolder) -> dict[str, Any]:
 class Records:
     """verl's file of metrics, taken over line by line into the run's folder."""
 
-    def __init__(self, folder: RunFolder, progress: Progress | None, tokens: int, seconds: float):
-        self.folder, self.progress, self.tokens, self.seconds = folder, progress, tokens, seconds
+    def __init__(
+        self, folder: RunFolder, progress: Progress | None, *, max_steps: int | None, tokens: int, seconds: float
+    ):
+        self.folder, self.progress, self.max_steps = folder, progress, max_steps
+        self.tokens, self.seconds = tokens, seconds
         self.accuracy: dict[str, Any] = {}
         self.seen = 0
         self.started: float | None = None
@@ -222,7 +236,7 @@ class Records:
         self.tokens += int(generated if generated is not None else data.get("perf/total_num_tokens", 0))
         record = {
             "step": step,
-            "max_steps": None,
+            "max_steps": self.max_steps,
             "reward": data["critic/score/mean"],
             "completion_length": data.get("response_length/mean"),
             "generated_tokens": self.tokens,

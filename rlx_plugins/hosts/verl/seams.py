@@ -83,6 +83,7 @@ MENTIONS: dict[str, str] = {
     "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead.prepare_model_outputs": "distillation_use_topk"
     " student_logits=logits_rmpad.unsqueeze(0) calculate_entropy",
     "verl.utils.transferqueue_utils._async_meta_to_realdata": "meta.extra_info",
+    "ray.actor": "def__ray_call__( __ray_actor_class__=cls",
     "verl.workers.rollout.llm_server.FullyAsyncLLMServerClient.generate": "super().generate(",
 }
 """Function or class -> fragments of its source, blanks left out, that show it still works the way this host assumes."""

@@ -336,7 +336,7 @@ def iapo(
 
 def _edges(triples: Any, rows: int) -> list[list[tuple[int, int]]]:
     listed: list[list[tuple[int, int]]] = [[] for _ in range(rows)]
-    for b, i, j in triples or ():
+    for b, i, j in () if triples is None else triples:
         listed[int(b)].append((int(i), int(j)))
     return listed
 

@@ -80,6 +80,14 @@ def test_the_rollout_program_runs_with_rounds_hints_and_prompts_of_its_own_choic
     assert min(run.column("actor/grad_norm")) > 0
 
 
+def test_the_rollout_program_runs_on_vllm(verl_run):
+    plugins = 'rlx.plugins="allocator=vigor advantage=gdpo clip=bapo correction=tis"'
+    run = verl_run(plugins, "rlx.generation_chunk=8", module=MODULE, replica="vllm", steps=2, **SMALL)
+    assert run.column("rlx/rows") == run.column("rlx/allocator/vigor_rollouts")
+    assert min(run.column("rlx/correction/tis/effective_sample_size")) > 0.99
+    assert min(run.column("actor/grad_norm")) > 0
+
+
 def test_every_update_kind_on_two_ranks_of_verls_own_command(verl_run):
     environment = {**OWN, "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},own_plugins,rlx_plugins.hosts.verl.trainer"}
     weights = "+reward.custom_reward_function.reward_kwargs"

@@ -234,6 +234,32 @@ def test_tokens_of_an_environment_are_not_trained(model, tmp_path, registered):
     assert batch.finished.all() and (batch.logp_rollout == -1).all()
 
 
+def test_fields_of_a_rollout_func_are_signals_when_they_are_declared(model, tmp_path, registered):
+    seen = []
+
+    @registered("advantage", "test_gains")
+    class Gains(rlx.Advantage):
+        requires = frozenset({"gain", "turn_gains"})
+
+        def __call__(self, batch):
+            seen.append(batch)
+            return {"advantages": batch.spread(batch.gain)}
+
+    def rollouts(prompts, trainer):
+        n = len(prompts)
+        ids = [trainer.processing_class(p)["input_ids"] for p in prompts]
+        own = {"gain": [0.5 * i for i in range(n)], "turn_gains": [[0.1, 0.2]] * n}
+        return {"prompt_ids": ids, "completion_ids": [[20, 1]] * n, "logprobs": [[-1.0] * 2] * n, **own}
+
+    settings = {"plugins": {"advantage": "test_gains"}, "rollout_func": rollouts, "max_steps": 1}
+    with pytest.raises(rlx.ConfigError, match="needs the signal 'gain'.*rollout_signals"):
+        trainer(model, tmp_path, **settings)
+    run(model, tmp_path, rollout_signals=["gain", "turn_gains"], **settings)
+    (batch,) = seen
+    assert batch.gain.tolist() == [0.5 * i for i in range(8)]
+    assert batch.turn_gains == [[0.1, 0.2]] * 8
+
+
 def test_resuming_passes_over_a_checkpoint_that_was_not_finished(model, tmp_path):
     settings = {"plugins": {"advantage": "grpo"}, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
     whole = run(model, tmp_path, **settings)

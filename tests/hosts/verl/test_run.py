@@ -41,6 +41,7 @@ def test_the_quickstart_is_a_configuration_verl_accepts(recipe, tmp_path):
     assert kwargs == {"accuracy": 1.0, "format": 0.25, "brevity": 0.0}
     assert config.trainer.default_local_dir == str(tmp_path / "checkpoints")
     assert command.environment["VERL_PLATFORM"] == "cpu"
+    assert command.value("trainer.total_training_steps") == "60" and command.value("trainer.nothing") is None
 
 
 def test_words_of_the_command_line_change_the_recipe(recipe, tmp_path):
@@ -105,7 +106,7 @@ def test_verls_metrics_become_records_of_the_run(tmp_path):
     ]
     file.write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 3, "da')
     folder, seen = RunFolder(tmp_path), []
-    records = Records(folder, seen.append, tokens=50, seconds=1.0)
+    records = Records(folder, seen.append, max_steps=2, tokens=50, seconds=1.0)
     records.read(file)
     records.read(file)
     assert [r["generated_tokens"] for r in folder.records()] == [150, 250] and len(seen) == 2
