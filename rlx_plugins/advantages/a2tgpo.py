@@ -84,31 +84,25 @@ class A2TGPO(Advantage):
             rollout.extras["info_gain"] = gain
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        turns, last = self.turn_advantages(batch)
+        turns, _ = self.turn_advantages(batch)
         normalised = self.norm_ig(batch)[0]
         turn = batch.turn_ids
         live = batch.response_mask & (turn >= 0)
         at = turn.clamp(0, turns.shape[1] - 1)
         advantages = turns.gather(1, at)
         gain = torch.nn.functional.pad(normalised, (0, 1)).gather(1, at)
-        return {"advantages": masked(advantages, live), "norm_ig": masked(gain, live & (turn < last[:, None]))}
+        return {"advantages": masked(advantages, live), "norm_ig": masked(gain, live)}
 
     def turn_advantages(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """A [B,K+1] of every turn, the outcome's alone from the answer turn on, and k [B], the turns before it."""
         normalised, turns = self.norm_ig(batch)
         outcome = zscore(batch.groups, wide(batch.rewards), self.eps, self.ddof_outcome)
         place = torch.arange(normalised.shape[1], device=normalised.device)
-        left = turns[:, None] - place
-        scorable = counted(batch.rewards)[:, None]
+        left = (turns[:, None] - place).to(normalised.dtype)
         ahead = discounted_returns(normalised, left > 0, self.discount) / left.clamp(min=1).sqrt()
-        gained = masked(self.gain_coef * ahead, (left > 0) & scorable)
-        return torch.nn.functional.pad(gained, (0, 1)) + outcome[:, None], turns
+        return self.gain_coef * torch.nn.functional.pad(ahead, (0, 1)) + outcome[:, None], turns
 
     def norm_ig(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """IGn [B,K], 0 where a gain is missing or alone at its turn, and k [B], the number of gains of each row."""
         gains, turns = ragged(batch, "info_gain")
-        scorable = counted(batch.rewards)
-        mean, std, n = batch.groups.mean_std(gains, scorable, self.ddof_gain)
-        spread = batch.groups.spread
-        ok = counted(gains, scorable) & (spread(n) >= 2)
-        return masked((gains - spread(mean)) / (spread(std) + self.eps), ok), turns
+        return zscore(batch.groups, gains, self.eps, self.ddof_gain, counted(batch.rewards)), turns

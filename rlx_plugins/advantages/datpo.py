@@ -53,7 +53,8 @@ class DATPO(Advantage):
 
     Returns advantages [B,T], 0 where masked; keep_mask [B,T], 1 in the first row with a trained copy of the token's
     block and 0 in later ones (`aggregate: datpo` drops these); bonus_weight, a number. There is no division by a
-    spread. An unscorable leaf enters no value and its block gets 0. Reconstructed: V(root), no diversity at the root,
+    spread. An unscorable leaf enters no value and its block gets 0; a shared block whose first copy lies in such a row
+    is not trained. Reconstructed: V(root), no diversity at the root,
     and that the continuation of the forked rollout is a sibling of its forks.
     """
 

@@ -76,4 +76,4 @@ class ELPO(Advantage):
         z = zscore(batch.groups, rewards, self.eps, self.ddof)
         trajectory = tree.add(z, through) / n.clamp(min=1)
         mixed = self.branch_weight * branch + (1 - self.branch_weight) * trajectory
-        return NodeCredit(reward, branch, trajectory, masked(mixed, torch.isfinite(reward)))
+        return NodeCredit(reward, branch, trajectory, mixed)

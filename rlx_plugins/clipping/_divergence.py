@@ -1,4 +1,4 @@
-"""What the divergence masks share: the reference's log-probs, two-outcome divergences, and the masked policy gradient."""
+"""What the divergence masks share: the reference's log-probs, two-outcome divergences, the masked policy gradient."""
 
 from __future__ import annotations
 

@@ -70,4 +70,6 @@ class DecoupledPPOClip(Clip):
         moved = behind * d.detach()
         weight = masked(moved.clamp(-LOG_CLAMP, LOG_CLAMP).exp(), terms.mask)
         rest = masked(terms.logp_new.detach(), terms.mask) - (d.detach() - moved)
-        return Interpolated(rest, capped(weight, self.cap, self.cap_mode), exp((d - moved).clamp(-LOG_CLAMP, LOG_CLAMP)))
+        return Interpolated(
+            rest, capped(weight, self.cap, self.cap_mode), exp((d - moved).clamp(-LOG_CLAMP, LOG_CLAMP))
+        )

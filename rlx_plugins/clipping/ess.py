@@ -12,6 +12,7 @@ from ..core.kinds import Clip
 from ..core.params import param
 from ..core.registry import register
 from ..core.terms import PolicyTerms, masked, masked_mean
+from ._divergence import masked_policy_gradient
 
 SMALLEST_PULL = 1e-6
 """A pull 1 - ESS at or below this is left out of the mixture's term."""
@@ -45,13 +46,16 @@ class ESS(Clip):
     proximal policy, and the pull goes to their mixture (w_b pi_b + w_p pi_p) / (w_b + w_p) with w = 1 - ESS.
 
     The cap goes back to P3O (arXiv 1905.01756). `level="sequence"` is a helper of the release that it does not use.
+    Rows cut short by a selector count with the tokens they have left.
     """
 
     paper = "Batch-adaptive policy objective by effective sample size, arXiv 2605.12380"
     scope = "micro"
     fixes = {"ratio": None}
 
-    level: Literal["batch", "sequence"] = param("batch", doc="tokens of one ESS: all, or those of a row; the code's all")
+    level: Literal["batch", "sequence"] = param(
+        "batch", doc="tokens of one ESS: all, or those of a row; the code's all"
+    )
     kl_clamp: float = param(10.0, gt=0, doc="bound on |d| in the exponential of k3, nats; the code's 10")
     eps: float = param(1e-8, ge=0, doc="added to the sum of squares; the code's 1e-8")
     log_clamp: float | None = param(None, gt=0, doc="bound on |d| in nats; None: none, an infinite ratio gives ESS 1")
@@ -64,13 +68,9 @@ class ESS(Clip):
     def requires(self) -> frozenset[str]:
         return frozenset({self.denominator} if self.proximal is None else {self.denominator, self.proximal})
 
-    @property
-    def needs_full_rows(self) -> bool:
-        return self.level == "sequence"
-
     def __call__(self, terms: PolicyTerms) -> Any:
         mask = terms.mask
-        references = [self.denominator] if self.proximal is None else [self.denominator, self.proximal]
+        references: list[str] = [self.denominator] if self.proximal is None else [self.denominator, self.proximal]
         drifts = self.drifts(terms, references)
         ess = torch.stack([d.ess for d in drifts]).amin(0)
         rho = self.capped(drifts[0], ess, mask)
@@ -78,7 +78,7 @@ class ESS(Clip):
         pull = 1 - ess
         if len(drifts) > 1:
             pull = masked(pull, pull > SMALLEST_PULL)
-        loss = masked(-rho * terms.advantages, mask) * masked(terms.logp_new, mask) + pull * kl
+        loss = masked_policy_gradient(terms, rho, mask) + pull * kl
         return loss, {
             "ess": ess.mean(),
             "kl": masked_mean(kl.detach(), mask),
@@ -101,9 +101,7 @@ class ESS(Clip):
             ess = ess.clamp(0, 1)
         ess = torch.where((n > 0) & torch.isfinite(first) & torch.isfinite(second), ess, torch.ones_like(ess))
         shape = (-1, 1) if self.level == "sequence" else (1, 1)
-        return [
-            Drift(d, r, e.to(r.dtype).reshape(shape)) for d, r, e in zip(log_ratios, ratios, ess, strict=True)
-        ]
+        return [Drift(d, r, e.to(r.dtype).reshape(shape)) for d, r, e in zip(log_ratios, ratios, ess, strict=True)]
 
     def capped(self, drift: Drift, ess: Tensor, mask: Tensor) -> Tensor:
         """min(r, ESS) [B,T], 0 where masked."""

@@ -55,7 +55,7 @@ class PDM(Clip):
     outcome in D, and in g either one outcome (`aggregate`: pi_R (pi_R - mu_R)) or spread evenly over its tokens
     (`uniform`: that divided by their number). Both are exact where the engine reports the whole vocabulary.
 
-    Reads rollout_top_ids [B,T,K] int64 and rollout_top_logp [B,T,K] (NaN = no entry), the engine's most likely tokens at
+    Reads rollout_top_ids [B,T,K] int64 and rollout_top_logp [B,T,K] (NaN = no entry), the engine's likeliest tokens at
     the temperature it sampled with (vLLM: `SamplingParams.logprobs`), response_ids, the sampled token's log-prob under
     the behaviour (`denominator`), advantages [B,T], and logits. `from_logits` leaves pdm_divergence and pdm_direction
     (g), detached, per token. A token without entries is judged by the two outcomes and the ratio, as in DPPO. Returns
@@ -101,7 +101,9 @@ class PDM(Clip):
     def kept(self, advantages: Tensor, divergence: Tensor, predicted: Tensor, ratio: Tensor) -> Tensor:
         """[B,T] bool: within the threshold, or on the way back."""
         up = advantages > 0
-        limit = torch.where(up, torch.full_like(divergence, self.delta_high), torch.full_like(divergence, self.delta_low))
+        limit = torch.where(
+            up, torch.full_like(divergence, self.delta_high), torch.full_like(divergence, self.delta_low)
+        )
         outwards = predicted if self.direction == "predictive" else ratio - 1
         return ~((divergence > limit) & (advantages.sign() * outwards.sign() > 0))
 

@@ -1,8 +1,8 @@
 """Three exact ways to the log-probs a token had under the policy version that wrote it, and what each costs.
 
 In asynchronous training a batch holds tokens of several versions. `snapshot` keeps the last K weights and scores with
-each; `dedicated` does so on devices of its own; `interrupt` pauses generation before every weight update and scores what
-is under way with the resident version, so that nothing is ever missing (`pruner: copris_is` is this route as a
+each; `dedicated` does so on devices of its own; `interrupt` pauses generation before every weight update and scores
+what is under way with the resident version, so that nothing is ever missing (`pruner: copris_is` is this route as a
 plug-in). Where a version is no longer there the token has no exact value: leave it out by weight 0, or use an
 approximation (ppo_ewma, decoupled_ppo) by choice.
 
@@ -61,7 +61,9 @@ def available(versions: Sequence[int], current: int, strategy: Strategy, keep: i
     return [v for v in versions if strategy == "interrupt" or v > current - keep]
 
 
-def old_logits(token_version: Tensor, mask: Tensor, versions: Sequence[int], scorer: Callable[[int], Tensor]) -> OldLogits:
+def old_logits(
+    token_version: Tensor, mask: Tensor, versions: Sequence[int], scorer: Callable[[int], Tensor]
+) -> OldLogits:
     """Every model token's log-prob under the version that wrote it, for the versions that can be scored.
 
     token_version [B,T]: version of each token, -1 = not generated; mask [B,T] bool; scorer(version) -> [B,T].

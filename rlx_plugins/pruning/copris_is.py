@@ -1,4 +1,4 @@
-"""CoPRIS's cross-stage log-probs: each token of a rollout that spans updates keeps those of the policy that wrote it."""
+"""CoPRIS's cross-stage log-probs: each token of a rollout that spans updates keeps those of its own policy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..core.trajectory import Group, Rollout
 @dataclass
 class CoprisIS(Pruner):
     """When generation ends, before the weights change, every rollout that goes on in a later step is scored with the
-    trainer's policy, and each token that has no log-prob yet keeps the one it gets: old log-probs that fit the policy of
-    the stage in which the token was written, in the trainer's arithmetic.
+    trainer's policy, and each token that has no log-prob yet keeps the one it gets: old log-probs that fit the policy
+    of the stage in which the token was written, in the trainer's arithmetic.
 
     old[h : len_s] = logp_s[h : len_s] for every stage s in order, h the length so far: stored positions are never
     written again. They become `logp_behavior`, NaN on tokens of the last stage, for which the step's logp_old stands.

@@ -38,18 +38,22 @@ class TurnRatio(Ratio):
 
     def __call__(self, terms: PolicyTerms) -> Tensor:
         live = terms.mask & (terms.batch.turn_ids >= 0)
-        mean = turn_mean(terms.log_ratio(self.denominator), terms.batch.turn_ids, live)
-        return mean.clamp(-self.log_clamp, self.log_clamp).exp()
+        log_ratio = terms.log_ratio(self.denominator)
+        mean = turn_mean(log_ratio, terms.batch.turn_ids, live)
+        return mean.clamp(-self.log_clamp, self.log_clamp).exp().to(log_ratio.dtype)
 
 
 def turn_mean(x: Tensor, turn_ids: Tensor, live: Tensor) -> Tensor:
-    """[B,T] mean of `x` over the tokens of `live` with the same turn id in the same row; 0 at the others."""
-    ordered, order = torch.where(live, turn_ids, -1).sort(dim=1, stable=True)
+    """[B,T] mean of `x` over the tokens of `live` with the same turn id in the same row; 0 at the others.
+
+    At least float32, so that a long turn's sum is exact enough.
+    """
+    ordered, order = turn_ids.sort(dim=1)
     begins = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0))
     number = torch.zeros_like(turn_ids).scatter(1, order, begins.long().cumsum(1))
     rows, width = turn_ids.shape
     bin_of = (number + width * torch.arange(rows, device=x.device)[:, None]).flatten()
-    empty = torch.zeros(rows * width, dtype=x.dtype, device=x.device)
-    total = empty.index_add(0, bin_of, masked(x, live).flatten())
-    n = empty.index_add(0, bin_of, live.flatten().to(x.dtype))
+    empty = torch.zeros(rows * width, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    total = empty.index_add(0, bin_of, masked(x, live).flatten().to(empty.dtype))
+    n = empty.index_add(0, bin_of, live.flatten().to(empty.dtype))
     return masked((total / n.clamp(min=1))[bin_of].reshape(x.shape), live)

@@ -143,7 +143,7 @@ class TurnQueue:
         self.buffer += turns
 
     def update(self) -> Update:
-        """The turns of the next update; fewer than `batch_size` where there are not more, and none from an empty queue."""
+        """The turns of the next update; fewer than `batch_size` where there are not more."""
         oldest = max(self.at - self.max_staleness, 0)
         pool = [u for u in self.pending if u.version >= oldest]
         dead = stale = read = 0

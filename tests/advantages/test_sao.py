@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx_plugins import DataError, create
+from rlx_plugins.hosts.table import TableHost, TableTrainer
+from rlx_plugins.hosts.table.critic import TableCritic
 from rlx_plugins.testing import evaluate
 
 
@@ -87,3 +89,29 @@ def test_a_fixed_lambda_and_the_papers_are_different():
     assert create("advantage", "sao").actor_lambda is None
     fixed = form([1.0], [[0.5, 0.6]], [[1, 1]], lam=0.0)
     assert fixed["advantages"].tolist() == [[pytest.approx(0.1), pytest.approx(0.4)]]
+
+
+def test_on_the_table_host_a_critic_learns_what_single_rollouts_return():
+    trainer = TableTrainer({"method": "sao"}, host=TableHost(6), groups=6, group_size=1, max_tokens=8, total_steps=40)
+    with_critic, without = 0.0, 0.0
+    for step in range(40):
+        batch = trainer.rollouts(trainer.context())
+        mask = batch.response_mask
+        returns = trainer.parts.one("advantage")(batch)["returns"][mask]
+        assert step or not batch["values"].any()
+        if step >= 20:
+            with_critic += float((returns - batch["values"][mask]).square().sum())
+            without += float(returns.square().sum())
+        trainer.train_step()
+    assert with_critic < 0.5 * without
+    assert trainer.log[-1]["reward"] > trainer.log[0]["reward"]
+
+
+def test_the_table_critic_moves_the_values_it_has_targets_for_and_no_others():
+    critic = TableCritic(2, rate=0.5)
+    prompt, previous = torch.tensor([0, 1, 0]), torch.tensor([[5, 1], [5, 9], [5, 2]])
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()
+    critic.fit(prompt, previous, torch.tensor([[1.0, 2.0], [4.0, math.nan], [0.0, 0.5]]), mask)
+    want = torch.zeros(2, 6, dtype=torch.float64)
+    want[0, 5], want[0, 1], want[1, 5], want[0, 2] = 0.25, 1.0, 2.0, 0.25
+    assert torch.equal(critic.value, want) and critic(prompt, previous)[0].tolist() == [0.25, 1.0]

@@ -60,6 +60,19 @@ def test_a_fork_whose_origin_is_not_in_the_batch_still_shares_its_prefix():
     assert tokens[0][:2] == tokens[1][:2] and tokens[0][2] != tokens[1][2]
 
 
+def test_a_fork_at_the_place_where_its_origin_was_forked_is_the_origins_sibling():
+    group = Group("g", "p", [0], max_tokens=16)
+    (root,) = group.start(1)
+    finished(root, [1, 2, 3, 4], 1.0)
+    (first,) = group.fork(root, 2, 1)
+    finished(first, [5], 0.0)
+    (second,) = group.fork(first, 2, 1)
+    finished(second, [6], 0.0)
+    _, paths = fork_tree(group.rollouts, [0] * 3)
+    assert [len(p) for p in paths] == [2, 2, 2] and len({p[0] for p in paths}) == 1
+    assert len({p[1] for p in paths}) == 3
+
+
 def test_a_prompt_twice_in_the_batch_has_two_trees():
     rows = [*forked_group().rollouts, *forked_group().rollouts]
     _, paths = fork_tree(rows, [0] * 5 + [1] * 5)

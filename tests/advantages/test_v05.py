@@ -89,3 +89,5 @@ def test_an_empty_range_is_refused():
 def test_an_unscorable_row_and_group_have_nothing():
     out = form([1.0, None, None], [0.2, 0.2, 0.4], group=[0, 0, 1])
     assert out["advantages"][1:].tolist() == [0, 0] and out["advantages"][0] == pytest.approx(0.8)
+    empty = form([None, 3.0], [7.0, 7.0], {"r_min": 2.0, "r_max": 8.0}, group=[0, 1])
+    assert (empty["baseline"][0], empty["weight"][0]) == (7.0, 0.0), "without evidence the prior stands"

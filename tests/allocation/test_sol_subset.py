@@ -16,7 +16,9 @@ REWARD = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([NAN, INF]))
 
 
 def run(rewards, group=None, **parameters):
-    out = evaluate("selector", "sol_subset", {"proxy_rewards": rewards, "group": group or [0] * len(rewards)}, parameters)
+    out = evaluate(
+        "selector", "sol_subset", {"proxy_rewards": rewards, "group": group or [0] * len(rewards)}, parameters
+    )
     return out["selected"], out["diag"]
 
 

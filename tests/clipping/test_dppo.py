@@ -89,7 +89,9 @@ def test_a_rare_token_may_grow_fivefold_where_ppo_clips():
     assert ppo["grad_logp"] == 0
 
 
-@pytest.mark.parametrize(("p", "advantage", "keep"), [(0.625, 1.0, 1), (0.626, 1.0, 0), (0.375, -1.0, 1), (0.374, -1.0, 0)])
+@pytest.mark.parametrize(
+    ("p", "advantage", "keep"), [(0.625, 1.0, 1), (0.626, 1.0, 0), (0.375, -1.0, 1), (0.374, -1.0, 0)]
+)
 def test_a_divergence_on_the_threshold_is_within_it(p, advantage, keep):
     assert one(p, 0.5, advantage, delta_low=0.125, delta_high=0.125)["keep"] == keep
 
@@ -136,7 +138,12 @@ def test_without_model_tokens_the_loss_is_zero():
 
 def test_tokens_of_advantage_zero_do_not_count_as_dropped():
     out = run(
-        {"logp_new": [[-0.1], [-0.1]], "logp_old": [[-2.0], [-2.0]], "advantages": [0.0, 1.0], "response_mask": [[1], [1]]}
+        {
+            "logp_new": [[-0.1], [-0.1]],
+            "logp_old": [[-2.0], [-2.0]],
+            "advantages": [0.0, 1.0],
+            "response_mask": [[1], [1]],
+        }
     )
     assert out["dropped"] == 1
 

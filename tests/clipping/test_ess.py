@@ -161,5 +161,8 @@ def test_the_mixture_of_two_equal_policies_has_no_term_and_a_clean_gradient():
     d = data()
     out = run(d | {"logp_new": d["logp_old"], "logp_prox": d["logp_old"]})
     torch.testing.assert_close(
-        out["grad_logp"], -d["advantages"][:, None] * d["response_mask"] / d["response_mask"].sum(), rtol=1e-7, atol=1e-9
+        out["grad_logp"],
+        -d["advantages"][:, None] * d["response_mask"] / d["response_mask"].sum(),
+        rtol=1e-7,
+        atol=1e-9,
     )

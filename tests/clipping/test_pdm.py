@@ -99,7 +99,9 @@ def test_one_token_outside_is_the_same_aggregated_or_spread_evenly(kind):
 def test_with_two_outcomes_it_is_dppo(kind):
     d = data(size=2)
     out = run(d, divergence=kind, delta_low=0.05, delta_high=0.05)
-    new, old = (x.log_softmax(-1).gather(-1, d["token_ids"][..., None])[..., 0] for x in (d["logits_new"], d["logits_old"]))
+    new, old = (
+        x.log_softmax(-1).gather(-1, d["token_ids"][..., None])[..., 0] for x in (d["logits_new"], d["logits_old"])
+    )
     base = {"logp_new": new, "logp_old": old, "advantages": d["advantages"], "response_mask": d["response_mask"]}
     dppo = evaluate("clip", "dppo", base, {"variant": kind, "delta_low": 0.05, "delta_high": 0.05})
     assert torch.equal(out["keep"], dppo["keep"]) and (out["keep"] != d["response_mask"]).any()
@@ -118,7 +120,9 @@ def test_the_ratios_direction_is_dppos_and_differs_from_the_prediction():
 
 def test_turning_the_advantage_round_turns_the_direction_not_the_divergence():
     d = data()
-    one, other = (run(d | {"advantages": a}, delta_low=0.0, delta_high=0.0) for a in (d["advantages"], -d["advantages"]))
+    one, other = (
+        run(d | {"advantages": a}, delta_low=0.0, delta_high=0.0) for a in (d["advantages"], -d["advantages"])
+    )
     torch.testing.assert_close(one["divergence"], other["divergence"])
     mask = d["response_mask"].bool()
     assert torch.equal(one["keep"][mask], 1 - other["keep"][mask])
@@ -126,7 +130,9 @@ def test_turning_the_advantage_round_turns_the_direction_not_the_divergence():
 
 def test_advantage_zero_is_kept():
     d = data()
-    assert torch.equal(run(d | {"advantages": torch.zeros(4)}, delta_low=0.0, delta_high=0.0)["keep"] > 0, d["response_mask"] > 0)
+    assert torch.equal(
+        run(d | {"advantages": torch.zeros(4)}, delta_low=0.0, delta_high=0.0)["keep"] > 0, d["response_mask"] > 0
+    )
 
 
 def test_garbage_behind_the_mask_touches_nothing():

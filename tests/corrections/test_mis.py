@@ -132,7 +132,9 @@ def test_the_weights_are_verls_banded_ones(level):
     assert 0 < (out > 0).sum() < mask.sum()
 
 
-@pytest.mark.parametrize(("level", "option"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")])
+@pytest.mark.parametrize(
+    ("level", "option"), [("token", "token_k1"), ("sequence", "seq_sum_k1"), ("geometric", "seq_mean_k1")]
+)
 def test_the_mask_is_verls_rejection_whose_bounds_are_of_rollout_over_trainer(level, option):
     helper = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
     d, mask = random_d()

@@ -72,6 +72,13 @@ def test_a_mean_log_ratio_beyond_the_clamp_is_held_and_finite():
     assert torch.isfinite(grad).all() and not grad[0, :2].any()
 
 
+def test_the_sum_of_a_long_turn_is_float32_for_bfloat16_log_probs():
+    d = torch.tensor([[16.0] * 20 + [1.0]], dtype=torch.bfloat16)  # the sum, 321, does not exist in bfloat16
+    one = torch.ones(1, 21)
+    got = ratio(d, torch.zeros_like(d), one.bool(), one.long())
+    assert got.dtype == torch.bfloat16 and float(got[0, 0]) == pytest.approx(math.exp(321 / 21), rel=2**-8)
+
+
 def test_the_loss_never_waits_for_the_device():
     new, old = log_probs()
     assert ratio(new.to("meta"), old.to("meta"), MASK.to("meta"), TURNS.to("meta")).is_meta

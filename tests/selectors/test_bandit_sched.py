@@ -82,7 +82,7 @@ def test_the_step_is_gradient_descent_on_the_squared_error_of_the_chosen():
     weights = {k: d[k].clone().requires_grad_() for k in ("W1", "b1", "W2")}
     x = d["x"][out["selected"]]
     loss = ((torch.relu(x @ weights["W1"] + weights["b1"]) @ weights["W2"] + 0.3 - 0.7) ** 2).mean()
-    assert out["loss"] == pytest.approx(float(loss))
+    assert out["loss"] == pytest.approx(float(loss.detach()))
     for (name, w), g in zip(weights.items(), torch.autograd.grad(loss, list(weights.values())), strict=True):
         torch.testing.assert_close(out[name], (w - 0.01 * g).detach())
     again = run(d | {k: out[k] for k in ("W1", "b1", "W2", "b2")}, eps=0.0, v_prev=0.0, v_next=0.7)

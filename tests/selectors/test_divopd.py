@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +47,9 @@ def stepwise(turns, size, cap):
     return out
 
 
-TURNS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(-3, 3)), max_size=20, unique_by=lambda u: u[:2])
+TURNS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 5), st.integers(-3, 3)), max_size=20, unique_by=lambda u: u[:2]
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,7 +83,7 @@ def test_turns_that_grew_too_old_are_dropped_fresh_or_waiting():
 
 def test_a_turn_waits_only_so_many_updates_after_it_was_first_read():
     many = [turn(0, t, -t) for t in range(6)]
-    updates = run([many, [], [], []], batch_size=1, cap=1, max_staleness=99, max_pending_age=1)
+    updates = run([many, [], [], []], batch_size=1, cap=1, max_staleness=99, max_pending_age=1, pool_mult=9)
     assert [len(u["pending"]) for u in updates] == [5, 4, 0, 0]
     assert updates[3]["selected"] == []
 
@@ -123,7 +124,9 @@ def test_the_queue_survives_a_restart():
 def batch():
     mask = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0]]).bool()
     turns = torch.tensor([[0, 0, -1, 1, 1, 2], [0, 0, 1, -1, -1, -1], [0, -1, 1, -1, -1, -1]])
-    gap = torch.tensor([[1.0, 1.0, NAN, 5.0, -1.0, 3.0], [0.5, 0.5, NAN, 9.0, 9.0, 9.0], [7.0, NAN, 8.0, NAN, NAN, NAN]])
+    gap = torch.tensor(
+        [[1.0, 1.0, NAN, 5.0, -1.0, 3.0], [0.5, 0.5, NAN, 9.0, 9.0, 9.0], [7.0, NAN, 8.0, NAN, NAN, NAN]]
+    )
     return reward_batch(response_mask=mask.double()).with_columns(
         logp_rollout=gap.double() - 2,
         logp_teacher=torch.full((3, 6), -2.0).double(),

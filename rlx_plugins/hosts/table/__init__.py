@@ -9,6 +9,7 @@
 policy.py   a table of next-token logits instead of a network, and the reward
 engine.py   `Generate` and `Abort`: one token per running row and tick
 host.py     the dataset, `Forward`, log-probabilities
+critic.py   a table of values, for estimators with a critic
 profile.py  what the host supplies and can do
 trainer.py  one training step from prompts to feedback, checkpoints
 """

@@ -14,6 +14,7 @@ from ...core.batch import RolloutBatch
 from ...core.operations import Abort, Forward, Generate, Operation
 from ...core.trajectory import Rollout
 from ...corrections.ppo_ewma import ProximalAverage
+from .critic import TableCritic
 from .engine import Score, TableEngine, verify
 from .policy import EOS, GOOD, START, TablePolicy, entropy, previous_tokens, token_logp
 from .profile import PROFILE
@@ -53,6 +54,7 @@ class TableHost:
         self.teacher = self.reference.clone()
         self.teacher[:, :, GOOD] += 1.0
         self.average = ProximalAverage(prox_decay, [self.reference], settled=True)
+        self.critic = TableCritic(prompts)
         self.engine = TableEngine(
             self.policy, self.row, seed=seed, resolution=resolution, turns=turns, score=score, lengths=lengths
         )
@@ -116,13 +118,17 @@ class TableHost:
 
         `theta`: weights other than the policy's; `helped` [B] bool: rows whose context counts (the teacher's).
         """
-        prompt = torch.tensor([self.row[key] for key in batch.prompt_key])
+        prompt = self._rows(batch)
         context = torch.zeros(batch.size, dtype=torch.bool) if helped is None else helped
         ids = batch.response_ids
         logits = self.policy(
             prompt[:, None].expand_as(ids), previous_tokens(ids), context[:, None].expand_as(ids), theta
         )
         return logits / batch.temperature.to(logits.dtype).clamp(min=1e-6)[:, None, None]
+
+    def _rows(self, batch: RolloutBatch) -> Tensor:
+        """[B] the row of the tables for each prompt."""
+        return torch.tensor([self.row[key] for key in batch.prompt_key])
 
     def teacher_logits(self, batch: RolloutBatch) -> Tensor:
         """[B,T,V] logits of the teacher, which sees each row's `teacher_context`."""
@@ -145,6 +151,7 @@ class TableHost:
             "logp_teacher": lambda: self.logp(batch, self.teacher_logits(batch)),
             "logp_behavior": lambda: torch.full_like(batch.logp_rollout, torch.nan),
             "correct": lambda: batch.rewards > 0.5,
+            "values": lambda: self.critic(self._rows(batch), previous_tokens(batch.response_ids)),
         }
         make |= {name: partial(self._top, batch, part) for part, name in enumerate(TOP)}
         make |= {name: partial(self._dataset_column, batch, name) for name in self.columns("p0")}
@@ -174,6 +181,11 @@ class TableHost:
         if sync:
             self.engine.load(theta, version)
 
+    def fit_critic(self, batch: RolloutBatch) -> None:
+        """Move the critic towards the column `returns` that an advantage estimator made."""
+        previous = previous_tokens(batch.response_ids)
+        self.critic.fit(self._rows(batch), previous, batch.returns, batch.response_mask)
+
     # ---- checkpoint
     def state_dict(self) -> dict[str, Any]:
         """What changes from step to step, as plain values and tensors."""
@@ -181,6 +193,7 @@ class TableHost:
         return {
             "theta": self.policy.theta.detach().clone(),
             "prox": self.average.state_dict(),
+            "critic": self.critic.value.clone(),
             "engine": {"theta": engine.exact.clone(), "version": engine.version},
             "counters": {"ticks": engine.ticks, "generated": engine.generated},
         }
@@ -189,6 +202,7 @@ class TableHost:
         with torch.no_grad():
             self.policy.theta.copy_(saved["theta"])
         self.average.load_state_dict(saved["prox"])
+        self.critic.value = saved["critic"].clone()
         self.engine.load(saved["engine"]["theta"], saved["engine"]["version"])
         self.engine.ticks, self.engine.generated = saved["counters"]["ticks"], saved["counters"]["generated"]
 

@@ -9,7 +9,7 @@ CAPABILITIES = frozenset(ALL) - {"engine_patch"}
 
 SIGNALS = frozenset(
     "logp_new logp_old logp_rollout logp_behavior logp_ref logp_teacher logp_prox entropy staleness reward_components"
-    " component_names hint_mask turn_ids segment_ids helped source correct prompt_ids rollout"
+    " component_names hint_mask turn_ids segment_ids helped source correct prompt_ids rollout values"
     " rollout_top_ids rollout_top_logp".split()
 )
 """Beside these, the dataset's columns."""

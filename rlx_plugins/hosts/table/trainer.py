@@ -91,6 +91,8 @@ class TableTrainer:
         batch = self.rollouts(ctx)
         prepared = prepare(self.parts, batch)
         metrics = self.update(prepared)
+        if "values" in self.parts.requires and prepared.batch.has("returns"):
+            self.host.fit_critic(prepared.batch)
         for part in self.parts.rollout:
             part.feedback(prepared.batch, ctx)
         self.offered += len(ctx.started)

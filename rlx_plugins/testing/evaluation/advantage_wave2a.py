@@ -48,11 +48,10 @@ def a2tgpo(
     columns = part(batch)
     of_turn, k = part.turn_advantages(batch)
     normalised, _ = part.norm_ig(batch)
-    scorable = torch.isfinite(batch.rewards)[:, None]
     clip = create("clip", "a2tgpo", gain_scale=beta if gain_scale is None else gain_scale)
     return {
         "advantages": columns["advantages"],
-        "turn_advantages": [row[: n + 1] for row, n in zip(torch.where(scorable, of_turn, 0.0).tolist(), k.tolist())],
+        "turn_advantages": [row[: n + 1] for row, n in zip(of_turn.tolist(), k.tolist())],
         "norm_ig": [row[:n] for row, n in zip(normalised.tolist(), k.tolist())],
         "clip_scale": clip.scale(columns["norm_ig"]),
     }
@@ -327,10 +326,11 @@ def iapo(
     evidence = part.evidence(batch)
     weights = part.turn_weights(evidence, columns["trajectory_advantage"])
     turns_of = evidence.there.sum(1).tolist()
+    whole = batch.with_columns(response_mask=torch.ones_like(batch.response_mask))  # rows without tokens have one too
     return {
         "advantages": columns["advantages"],
         "weights": [row[:n] for row, n in zip(weights.tolist(), turns_of)],
-        "trajectory_advantage": columns["trajectory_advantage"],
+        "trajectory_advantage": part.estimator(whole)["advantages"][:, 0],
     }
 
 

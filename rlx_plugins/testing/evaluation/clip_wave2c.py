@@ -1,4 +1,4 @@
-"""Function forms of the clips that bound a divergence, a rollout's ratio, or everything by one effective sample size."""
+"""Function forms of the clips that bound a divergence, a rollout's ratio, or all by one effective sample size."""
 
 from __future__ import annotations
 

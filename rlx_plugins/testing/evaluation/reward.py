@@ -7,6 +7,7 @@ from typing import Any
 from ...core.registry import create
 from .building import reward_batch
 from .reward_wave2b import FORMS as BUDGET_FORMS
+from .reward_wave2c import FORMS as GROUP_FORMS
 
 Result = dict[str, Any]
 
@@ -66,4 +67,4 @@ def lead(
     return {"components": components, "efficiency": components[:, 1], "target_len": columns["target_length"]}
 
 
-FORMS = {form.__name__: form for form in (alp, lead)} | BUDGET_FORMS
+FORMS = {form.__name__: form for form in (alp, lead)} | BUDGET_FORMS | GROUP_FORMS

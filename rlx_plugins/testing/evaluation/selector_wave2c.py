@@ -116,9 +116,7 @@ def sol_subset(proxy_rewards, group, k_top=12, k_bottom=12, true_rewards=None) -
     return {"selected": selected, "diag": diag}
 
 
-def divopd(
-    arrivals, batch_size=64, pool_mult=4, cap=4, max_staleness=2, max_pending_age=8, focus=True
-) -> Result:
+def divopd(arrivals, batch_size=64, pool_mult=4, cap=4, max_staleness=2, max_pending_age=8, focus=True) -> Result:
     queue = TurnQueue(batch_size, pool_mult, cap, max_staleness, max_pending_age, focus)
     updates = []
     for turns in arrivals:

@@ -20,7 +20,6 @@ FIELDS = {
     "failed_edges": lambda r: [[0, 1]] if r.slot % 2 else None,
     "error": lambda r: [r.slot % 2, 0],
     "direct_user": lambda r: [1, 0],
-    "values": lambda r: [0.5 - 0.01 * t for t in range(len(r))],
     "budget": lambda r: 3 + 3 * (r.slot % 2),
     "external": lambda r: r.slot % 4 == 3,
     "predicted": lambda r: float(r.tokens.count(GOOD)),
@@ -45,6 +44,7 @@ SETTINGS = {
     ("method", "adhint"): {"hint": "guide"},
     ("advantage", "lead"): {"reward": "lead"},
     ("reward", "lead"): {"advantage": "lead"},
+    ("reward", "smith"): {"advantage": "gdpo"},
     ("clip", "dro"): {"clip": {"name": "dro", "penalty_coef": 1.0}},
 }
 """What a part can't run without."""
