@@ -50,8 +50,8 @@ class MEDS(Reward):
     Reads rewards [B] (NaN stays NaN, and is not stored), correct [B] where the batch has it, else rewards (right =
     above success_threshold), prompt_key, and meds_features: one vector of fixed length per row, or None. They are the
     last hidden state (`features="hidden"`: one forward pass at the end of the rollout), or a column of the user's, such
-    as the paper's: for the first token of the final answer, the logit of the chosen token at each layer of the last half.
-    Returns rewards and meds_penalty [B], and meds_label [B]. A feature of NaN or None costs nothing and is not stored.
+    as the paper's: for the answer's first token, the logit of the chosen token at each layer of the last half. Returns
+    rewards and meds_penalty [B], and meds_label [B]. A feature of NaN or None costs nothing and is not stored.
 
     State: features (unit vectors) and labels per prompt, at most `memory` entries each; it grows with the prompts seen.
     `cap_log` is the code's other form, penalty_coef min(log(c + 1), cap_log); `count_noise` follows the code, which

@@ -48,7 +48,7 @@ class RLER(Reward):
 
     Reads answer [B], a list of canonical answer strings (None = not parsed), peer_answers [B], a list with, per row,
     the answers of each other member to the row's prompt (a list of lists, the same for the whole group), and group [B].
-    The policy is the first member, its answers those of the group. Returns rewards [B] in [0, 1], confidence, hardness and
+    The policy is the first member, its answers those of the group. Returns rewards [B] in [0, 1], confidence, hardness,
     disagreement [B], pseudo_label (a list), and with n_select `keep`: the other rows leave before the advantage. Raw
     rewards are not read.
 

@@ -130,8 +130,10 @@ class RLXTrainer(GRPOTrainer):
     # ---- the dataset, by prompt key
     @functools.cached_property
     def _row_of(self) -> dict[str, int]:
-        keys = self.train_dataset[PROMPT_KEY]
-        return {key: i for i, key in reversed(list(enumerate(keys)))}
+        rows: dict[str, int] = {}
+        for i, key in enumerate(self.train_dataset[PROMPT_KEY]):
+            rows.setdefault(key, i)
+        return rows
 
     @functools.cached_property
     def prompts(self) -> Prompts:
