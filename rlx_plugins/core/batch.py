@@ -99,7 +99,7 @@ class RolloutBatch(Mapping[str, Any]):
         return randomness.row_uniform(self["row_id"], self.seed, self.step, name)
 
     def spread(self, per_row: Tensor) -> Tensor:
-        """[B] -> [B,T]: the value on every token of response_mask, exactly 0 elsewhere; a row of NaN is 0 everywhere."""
+        """[B] -> [B,T]: the value on every token of response_mask, exactly 0 elsewhere; a NaN row is 0 everywhere."""
         known = torch.where(torch.isnan(per_row), torch.zeros_like(per_row), per_row)
         return known[:, None] * self["response_mask"]  # a product: on a CPU several times faster than a selection
 

@@ -25,8 +25,8 @@ class RLXConfig(GRPOConfig):
     generation_chunk  response tokens per call of the engine. None: a call goes on until its rows end or reach a pause
     teacher_model     a model with the policy's vocabulary, for parts that read a teacher: a path, or "policy" for the
                       policy itself (which as teacher sees what a hint put into `teacher_context`)
-    rollout_signals   fields that your `rollout_func` returns beside TRL's own, as signals of the batch: one value per row,
-                      or one list per row for values by token, turn or node
+    rollout_signals   fields that your `rollout_func` returns beside TRL's own, as signals of the batch: one value per
+                      row, or one list per row for values by token, turn or node
     prox_decay        keep an averaged policy, the source of logp_prox: weight of the old value after an optimizer step
     """
 

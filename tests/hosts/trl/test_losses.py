@@ -1,11 +1,11 @@
-"""The divisor of TRL's losses: what every rank and micro-batch divides by, so that the step's gradient is the rule's."""
+"""The divisor of TRL's losses: what each rank and micro-batch divides by, so that the step's gradient is right."""
 
 import pytest
 import torch
 
 pytest.importorskip("trl")
 
-from rlx_plugins.hosts.trl.losses import window_totals  # noqa: E402
+from rlx_plugins.hosts.trl.losses import window_totals
 
 COUNTS = {"policy": "loss_count"}
 
