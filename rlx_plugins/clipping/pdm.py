@@ -13,7 +13,7 @@ from ..core.kinds import Clip
 from ..core.params import param
 from ..core.registry import register
 from ..core.terms import PolicyTerms, masked, masked_mean
-from ._divergence import Divergence, binary_divergence, masked_policy_gradient
+from ._divergence import Divergence, masked_policy_gradient
 
 LOG_FLOOR = -27.631021115928547
 """log(1e-12): floor of a probability inside the logarithm of a KL over a support that lacks some tokens."""
@@ -122,12 +122,7 @@ class PDM(Clip):
         top = logits.gather(-1, chosen).to(wide) - normaliser
         support = _support(sampled, behaviour.to(wide), top, reported, valid, chosen == ids, logits.shape[-1])
         divergence, direction = self.tv(support) if self.divergence == "tv" else self.kl(support)
-        known = valid.any(-1)
-        two = binary_divergence(sampled, behaviour.to(wide), self.divergence)
-        return {
-            "pdm_divergence": torch.where(known, divergence, two),
-            "pdm_direction": torch.where(known, direction, sampled.exp() - behaviour.to(wide).exp()),
-        }
+        return {"pdm_divergence": divergence, "pdm_direction": direction}
 
     def kl(self, s: Support) -> tuple[Tensor, Tensor]:
         """(D, g) [...] of the KL from the behaviour to the policy."""

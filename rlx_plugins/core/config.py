@@ -191,9 +191,10 @@ def check_together(parts: Parts) -> None:
     advantage = parts.one("advantage")
     for p in parts["reward"][-1:]:  # what earlier ones of the chain make, later ones may read
         if advantage is not None and advantage.credits not in p.shapes:
+            shaped = " and ".join(sorted(p.shapes))
             raise ConfigError(
-                f"{_label(p)} shapes {' and '.join(sorted(p.shapes))}, but {_label(advantage)} reads"
-                f" {advantage.credits}: it would change nothing; choose another advantage, or another output of the reward if it has one"
+                f"{_label(p)} shapes {shaped}, but {_label(advantage)} reads {advantage.credits}: it would change nothing;"
+                " choose another advantage, or another output of the reward if it has one"
             )
     cutters = [p for p in parts["selector"] if p.cuts_rows]
     whole = [p for kind in ("ratio", "clip") for p in parts[kind] if p.needs_full_rows]
