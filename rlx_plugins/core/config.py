@@ -193,7 +193,7 @@ def check_together(parts: Parts) -> None:
         if advantage is not None and advantage.credits not in p.shapes:
             shaped = " and ".join(sorted(p.shapes))
             raise ConfigError(
-                f"{_label(p)} shapes {shaped}, but {_label(advantage)} reads {advantage.credits}: it would change nothing;"
+                f"{_label(p)} shapes {shaped}, but {_label(advantage)} reads {advantage.credits}: it would do nothing;"
                 " choose another advantage, or another output of the reward if it has one"
             )
     cutters = [p for p in parts["selector"] if p.cuts_rows]
