@@ -58,9 +58,9 @@ class PDM(Clip):
     Reads rollout_top_ids [B,T,K] int64 and rollout_top_logp [B,T,K] (NaN = no entry), the engine's likeliest tokens at
     the temperature it sampled with (vLLM: `SamplingParams.logprobs`), response_ids, the sampled token's log-prob under
     the behaviour (`denominator`), advantages [B,T], and logits. `from_logits` leaves pdm_divergence and pdm_direction
-    (g), detached, per token. A token without entries is judged by the two outcomes and the ratio, as in DPPO. Returns
-    the token loss [B,T] and the metrics divergence, dropped (among tokens of non-zero advantage), against_ratio: how
-    often the predicted direction and the ratio's disagree.
+    (g), detached, per token. A token without entries has two outcomes, itself and the rest, for which g has the sign of
+    the ratio's direction: it is judged as in DPPO. Returns the token loss [B,T] and the metrics divergence, dropped
+    (among tokens of non-zero advantage), against_ratio: how often the predicted direction and the ratio's disagree.
 
     `direction="ratio"` is DPPO with a top-K divergence. The closed forms of g are derived, not the paper's text; K and
     the thresholds (0.15 is recalled for tv, 0.05 for kl) are unverified.

@@ -84,14 +84,16 @@ class TBPO(Clip):
         """The quantities of every rollout of the micro-batch."""
         mask, batch = terms.mask, terms.batch
         any_token = mask.any(1)
-        ratio = masked_mean(terms.log_ratio(), mask, 1).clamp(-LOG_CLAMP, LOG_CLAMP).exp()
+        log_ratio = terms.log_ratio()
+        log_ratio = log_ratio.to(torch.promote_types(log_ratio.dtype, torch.float32))  # the range is 3e-4 wide
+        ratio = masked_mean(log_ratio, mask, 1).clamp(-LOG_CLAMP, LOG_CLAMP).exp()
         mismatch = masked(batch.logp_old.to(ratio.dtype) - batch.logp_rollout.to(ratio.dtype), mask)
         unknown = torch.isnan(mismatch).any(1)
         mean = masked_mean(masked(mismatch, ~unknown[:, None]), mask, 1)
         weight = mean.clamp(-LOG_CLAMP, LOG_CLAMP).exp().detach()
         inside = (weight >= self.band_low) & (weight <= self.band_high)
         keep = any_token & ~unknown & inside
-        advantage = masked_mean(terms.advantages, mask, 1)
+        advantage = masked_mean(terms.advantages, mask, 1).to(ratio.dtype)
         gained = torch.minimum(ratio * advantage, ratio.clamp(1 - self.eps_low, 1 + self.eps_high) * advantage)
         lost = ratio.clamp(1 - self.eps_low, 1 + self.eps_neg_high) * advantage
         loss = masked(-weight * torch.where(advantage < 0, lost, gained), keep)

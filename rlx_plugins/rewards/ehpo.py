@@ -60,8 +60,8 @@ class EHPO(Reward):
         well_formed, correct, easy, hard, reflecting, lacking = columns.nan_to_num(0.0).unbind(1)
         rate = batch.groups.spread(batch.groups.mean(columns[:, 1], counted(columns[:, 1])))
         total = easy + hard
-        share = masked(easy / total.clamp(min=1), total > 0)
-        rest = masked(hard / total.clamp(min=1), total > 0)
+        whole = torch.where(total > 0, total, torch.ones_like(total))
+        share, rest = masked(easy / whole, total > 0), masked(hard / whole, total > 0)
         mode = self.floor + (1 - self.floor) * (rate * share + (1 - rate) * rest)
         unit = ((reflecting == 0) & (lacking == 0)).to(mode.dtype)
         reward = masked(well_formed * correct * unit * mode, known)

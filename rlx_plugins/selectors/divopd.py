@@ -60,9 +60,8 @@ class DivOPD(Selector):
         taken = young[select_turns(steps.row[young], score[young], self.turns, self.cap, self.focus)]
         chosen = torch.zeros_like(old)
         chosen[taken] = True
-        tokens = Steps(steps.row, steps.turn, Steps.of(batch.turn_ids, valid).index).spread(chosen)
         return {
-            "weight": tokens.to(batch.dtype),
+            "weight": steps.spread(chosen).to(batch.dtype),
             "chosen_turns": len(taken),
             "dead_turns": len(Steps.of(batch.turn_ids, mask)) - len(steps),
             "distinct_rollouts": len(torch.unique(steps.row[taken])),

@@ -120,6 +120,11 @@ def test_impossible_tokens_leave_finite_numbers(variant):
     assert torch.isfinite(out["loss"]) and torch.isfinite(out["grad_logp"]).all()
 
 
+def test_a_token_the_reference_could_not_sample_is_dropped_within_any_threshold():
+    d = {"logp_new": [[-1.0]], "logp_old": [[-INF]], "advantages": [1.0], "response_mask": [[1]]}
+    assert evaluate("clip", "dppo", d, {"delta_high": 1.0})["keep"] == 0
+
+
 def test_garbage_behind_the_mask_touches_neither_loss_nor_gradient():
     d = data()
     dirty = {k: torch.where(d["response_mask"], v, NAN) for k, v in d.items() if k != "response_mask"}

@@ -132,6 +132,12 @@ def test_the_interpolated_loss_is_clipped_against_the_point_it_found_with_gradie
         torch.testing.assert_close(out[name], scored[name])
 
 
+def test_a_clipped_token_has_no_gradient_through_the_point_it_is_clipped_against():
+    d = {"logp_new": [[-0.5]], "logp_prox": None, "logp_behav": [[-1.5]], "advantages": [1.0], "response_mask": [[1]]}
+    out = run(d | {"versions": [[5]]}, current_version=7)
+    assert out["loss"] == pytest.approx(-1.2 * math.exp(0.5)) and out["grad_logp"] == 0
+
+
 def test_staleness_may_be_one_number_per_row():
     d = data()
     columns = {"logp_rollout": d["logp_behav"], "logp_old": d["logp_prox"]}
