@@ -100,10 +100,10 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def summarise(records: list[dict[str, Any]], window: int = 20) -> dict[str, Any]:
+def summarise(records: list[dict[str, Any]], window: int = 10) -> dict[str, Any]:
     """First and last mean reward (over `window` steps), steps, tokens and seconds of a run's metrics."""
     rewards = [r["reward"] for r in records if r.get("reward") is not None]
-    n = min(window, max(1, len(rewards) // 2))
+    n = min(window, max(1, len(rewards) // 10))
     return {
         "steps": records[-1]["step"] if records else 0,
         "reward_first": sum(rewards[:n]) / n if rewards else None,

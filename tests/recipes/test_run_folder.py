@@ -53,9 +53,9 @@ def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_the_summary_compares_the_first_and_the_last_steps():
-    records = [{"step": i, "reward": float(i), "generated_tokens": 10 * i, "seconds": 0.5 * i} for i in range(1, 11)]
-    s = summarise(records, window=3)
-    assert (s["steps"], s["reward_first"], s["reward_last"], s["tokens"], s["seconds"]) == (10, 2.0, 9.0, 100, 5.0)
+    records = [{"step": i, "reward": float(i), "generated_tokens": 10 * i, "seconds": 0.5 * i} for i in range(1, 31)]
+    s = summarise(records)
+    assert (s["steps"], s["reward_first"], s["reward_last"], s["tokens"], s["seconds"]) == (30, 2.0, 29.0, 300, 15.0)
     assert summarise([])["reward_first"] is None
 
 

@@ -8,8 +8,8 @@ import torch
 
 from ...core.objective import reduce
 from ...core.registry import create
-from .advantage_wave2a import FORMS as WAVE2A_FORMS
-from .advantage_wave2b import FORMS as CREDIT_FORMS
+from .advantage_reshaped import FORMS as CREDIT_FORMS
+from .advantage_turns import FORMS as TURN_FORMS
 from .building import only_given, per_row, reward_batch, tensor
 
 Result = dict[str, Any]
@@ -252,5 +252,5 @@ def lead(
 FORMS = (
     {form.__name__: form for form in (grpo, dr_grpo, rloo, reinforce_pp, gdpo, dvao, gapo_snr, avspo, lead)}
     | CREDIT_FORMS
-    | WAVE2A_FORMS
+    | TURN_FORMS
 )

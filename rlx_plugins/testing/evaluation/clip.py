@@ -1,4 +1,4 @@
-"""Function forms of the clips: the losses both hosts come with, and the methods of clip_methods.py."""
+"""Function forms of the clips: the losses both hosts come with, and the methods of clip_adaptive.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...core.errors import ConfigError
 from ...core.registry import create
 from ...core.terms import masked, masked_mean
 from .building import only_given, reward_batch, run_loss, tensor
-from .clip_methods import FORMS as METHOD_FORMS
-from .clip_wave2a import FORMS as WAVE2A_FORMS
-from .clip_wave2b import FORMS as ENTROPY_FORMS
-from .clip_wave2c import FORMS as DIVERGENCE_FORMS
+from .clip_adaptive import FORMS as METHOD_FORMS
+from .clip_divergence import FORMS as DIVERGENCE_FORMS
+from .clip_entropy import FORMS as ENTROPY_FORMS
+from .clip_turns import FORMS as TURN_FORMS
 
 Result = dict[str, Any]
 
@@ -188,4 +188,4 @@ def _spread_sum(per_row: Tensor, mask: Tensor) -> Tensor:
     return per_row / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-FORMS = {"baselines": baselines, **METHOD_FORMS, **DIVERGENCE_FORMS, **ENTROPY_FORMS, **WAVE2A_FORMS}
+FORMS = {"baselines": baselines, **METHOD_FORMS, **DIVERGENCE_FORMS, **ENTROPY_FORMS, **TURN_FORMS}

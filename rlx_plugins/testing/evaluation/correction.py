@@ -8,7 +8,7 @@ from ...core.batch import RolloutBatch
 from ...core.registry import create
 from .building import reward_batch, tensor
 from .correction_guide import FORMS as GUIDE_FORMS
-from .correction_wave2c import FORMS as PROXIMAL_FORMS
+from .correction_proximal import FORMS as PROXIMAL_FORMS
 
 Result = dict[str, Any]
 

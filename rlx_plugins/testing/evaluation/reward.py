@@ -6,8 +6,8 @@ from typing import Any
 
 from ...core.registry import create
 from .building import reward_batch
-from .reward_wave2b import FORMS as BUDGET_FORMS
-from .reward_wave2c import FORMS as GROUP_FORMS
+from .reward_budget import FORMS as BUDGET_FORMS
+from .reward_group import FORMS as GROUP_FORMS
 
 Result = dict[str, Any]
 

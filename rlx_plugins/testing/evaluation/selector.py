@@ -11,8 +11,8 @@ from ...core.objective import reduce
 from ...core.registry import create
 from ...core.terms import masked
 from .building import reward_batch, tensor
-from .selector_wave2b import FORMS as HINT_FORMS
-from .selector_wave2c import FORMS as SUBSET_FORMS
+from .selector_hint import FORMS as HINT_FORMS
+from .selector_subset import FORMS as SUBSET_FORMS
 
 Result = dict[str, Any]
 

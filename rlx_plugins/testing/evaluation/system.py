@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .system_wave2c import FORMS as OLD_LOGITS_FORMS
+from .system_old_logits import FORMS as OLD_LOGITS_FORMS
 
 FORMS = {**OLD_LOGITS_FORMS}
