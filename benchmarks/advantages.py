@@ -4,7 +4,8 @@
 
 Both hosts' functions and ours get the same rewards; the ratios are of one run. verl's functions get token rewards and
 a uid array, as its trainer hands them over, and include the broadcast over the tokens, as ours do. TRL's arithmetic is
-that of its generate-and-score step (weighted sum of the rewards, group mean and deviation, [B] advantages).
+that of its generate-and-score step (weighted sum of the rewards, group mean and deviation, [B] advantages); "on
+tokens" adds the broadcast to [B,T], which TRL leaves to its loss and all the others include.
 """
 
 from __future__ import annotations
@@ -78,12 +79,20 @@ def main() -> None:
         if not ragged:
             weights = torch.ones(2)
             candidates["TRL grpo"] = lambda b=batch, w=weights: trl_arithmetic(b.reward_components, w)
-            baselines.append("TRL grpo")
+            candidates["TRL grpo on tokens"] = lambda b=batch, w=weights: (
+                trl_arithmetic(b.reward_components, w)[:, None] * b.response_mask
+            )
+            baselines += ["TRL grpo", "TRL grpo on tokens"]
         for name in sorted(builtin_names("advantage")):
             part = rlx.create("advantage", name)
-            if frozenset(part.requires) <= set(batch) | {"logp_old"}:
-                # a fresh batch each time: the group index is part of the work
-                candidates[name] = lambda p=part, c=dict(batch): p(rlx.RolloutBatch(c))
+            try:
+                part(batch)
+            except rlx.RLXError as missing:  # signals or components that this batch does not have
+                print(f"left out: {name}, {str(missing).split(';')[0]}")
+                continue
+            # a fresh batch each time: the group index is part of the work
+            candidates[name] = lambda p=part, c=dict(batch): p(rlx.RolloutBatch(c))
+        print()
         title = f"{ROWS:,} rollouts of up to {TOKENS} tokens, " + ("ragged groups" if ragged else f"groups of {SIZE}")
         print(table(title, medians(candidates), baselines))
 
