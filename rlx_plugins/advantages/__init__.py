@@ -1,1 +1,1 @@
-"""advantages"""
+"""How much credit each token of a rollout gets."""

@@ -1,1 +1,1 @@
-"""aggregation"""
+"""How token losses become one number: the weight of each token, and what the sum is divided by."""

@@ -1,1 +1,1 @@
-"""allocation"""
+"""How many rollouts a prompt gets, and when."""

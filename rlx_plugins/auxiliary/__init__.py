@@ -1,1 +1,1 @@
-"""auxiliary"""
+"""Loss terms of their own, on their own tokens."""

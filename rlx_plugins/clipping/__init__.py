@@ -1,1 +1,1 @@
-"""clipping"""
+"""The token loss, from ratio and advantages."""

@@ -1,1 +1,1 @@
-"""corrections"""
+"""Weights for the mismatch between the policy that sampled and the one that trains."""

@@ -1,1 +1,1 @@
-"""distill"""
+"""The divergence to a teacher, token by token, and its reweighting."""

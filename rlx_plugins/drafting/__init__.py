@@ -1,1 +1,1 @@
-"""drafting"""
+"""Speculative drafts, in the process of the inference engine."""

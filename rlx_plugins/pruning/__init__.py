@@ -1,1 +1,1 @@
-"""pruning"""
+"""Rollouts stopped, parked or dropped while they are made."""

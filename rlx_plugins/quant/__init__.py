@@ -1,1 +1,1 @@
-"""quant"""
+"""The numbers of a quantised rollout engine in the training forward."""

@@ -1,1 +1,1 @@
-"""ratios"""
+"""The importance ratio of the current policy over the one that sampled."""

@@ -1,1 +1,1 @@
-"""replay"""
+"""Rows and tokens of earlier steps, used again."""

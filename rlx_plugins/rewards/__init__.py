@@ -1,1 +1,1 @@
-"""rewards"""
+"""Rewards shaped over a group or a batch."""

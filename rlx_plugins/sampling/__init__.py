@@ -1,1 +1,1 @@
-"""sampling"""
+"""Which prompts a step starts."""

@@ -1,1 +1,1 @@
-"""selectors"""
+"""Which tokens carry the update."""

@@ -1,1 +1,1 @@
-"""temperature"""
+"""The sampling temperature of each rollout."""
