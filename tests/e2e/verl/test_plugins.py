@@ -22,7 +22,7 @@ def same(run, other, metrics, steps, **tolerance):
         assert ours == pytest.approx([other.steps[step][metric] for step in steps], **tolerance), metric
 
 
-def test_grpo_as_plugins_and_by_flags_is_verls_grpo(verl_run):
+def test_grpo_as_plugins_or_by_flags_and_our_trainer_without_plugins_are_verls_grpo(verl_run):
     settings = {**SMALL, "steps": 3}
     twice = "actor_rollout_ref.actor.ppo_epochs=2"  # on the whole batch: its rows come in the order they finished
     stock = verl_run(twice, **settings)
@@ -36,7 +36,8 @@ def test_grpo_as_plugins_and_by_flags_is_verls_grpo(verl_run):
         f"+{loss}.params.dual_clip=3.0",
         **settings,
     )
-    for run in (plugins, flags):
+    without = verl_run(twice, module=MODULE, **settings)
+    for run in (plugins, flags, without):
         same(run, stock, ["critic/score/mean", "actor/pg_loss", "actor/grad_norm"], [1, 2, 3], abs=2e-5)
     assert any(abs(x) > 1e-3 for x in stock.column("actor/pg_loss"))
 
