@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 DISTRIBUTIONS = {"transfer_queue": "TransferQueue"}
@@ -39,47 +39,46 @@ def where(path: str) -> str:
 
 def check_parameters(wanted: Mapping[str, str]) -> list[str]:
     """Functions whose parameters, in order, are no longer those of `wanted`."""
-    problems = []
-    for path, names in wanted.items():
-        function = find(path)
-        if function is None:
-            problems.append(f"{where(path)} is gone")
-            continue
-        have = list(inspect.signature(function).parameters)
-        if have != names.split():
-            called = ", ".join(names.split())
-            problems.append(f"{where(path)} takes ({', '.join(have)}), this host calls it with ({called})")
-    return problems
+
+    def problems(path: str, function: Any, names: str) -> list[str]:
+        have, called = list(inspect.signature(function).parameters), names.split()
+        if have == called:
+            return []
+        return [f"{where(path)} takes ({', '.join(have)}), this host calls it with ({', '.join(called)})"]
+
+    return _check_each(wanted, problems)
 
 
 def check_attributes(wanted: Mapping[str, str]) -> list[str]:
     """Classes whose constructors no longer set the attributes of `wanted`."""
-    problems = []
-    for path, names in wanted.items():
-        cls = find(path)
-        if cls is None:
-            problems.append(f"{where(path)} is gone")
-            continue
-        source = "".join(
-            inspect.getsource(c.__init__) for c in cls.__mro__ if "__init__" in vars(c) and c is not object
-        )
+
+    def problems(path: str, cls: Any, names: str) -> list[str]:
+        constructors = [c.__init__ for c in cls.__mro__ if "__init__" in vars(c) and c is not object]
+        source = "".join(map(inspect.getsource, constructors))
         set_there = set(re.findall(r"self\.(\w+)(?:,[\w., ]+)?(?::[^=\n]+)?\s*=[^=]", source))
-        problems += [f"{where(path)} no longer sets .{name}" for name in names.split() if name not in set_there]
-    return problems
+        return [f"{where(path)} no longer sets .{name}" for name in names.split() if name not in set_there]
+
+    return _check_each(wanted, problems)
 
 
 def check_mentions(wanted: Mapping[str, str]) -> list[str]:
     """Functions or classes whose source no longer contains the fragments of `wanted`, blanks left out."""
-    problems = []
-    for path, fragments in wanted.items():
-        found = find(path)
-        if found is None:
-            problems.append(f"{where(path)} is gone")
-            continue
+
+    def problems(path: str, found: Any, fragments: str) -> list[str]:
         source = re.sub(r"\s+", "", inspect.getsource(found))
         listed = re.sub(r", ", ",", fragments).split()
-        problems += [f"{where(path)} no longer contains {f}" for f in listed if f not in source]
-    return problems
+        return [f"{where(path)} no longer contains {f}" for f in listed if f not in source]
+
+    return _check_each(wanted, problems)
+
+
+def _check_each(wanted: Mapping[str, str], problems: Callable[[str, Any, str], list[str]]) -> list[str]:
+    """What `problems` finds wrong with each object of `wanted`; one that is gone is a problem itself."""
+    out = []
+    for path, expected in wanted.items():
+        found = find(path)
+        out += [f"{where(path)} is gone"] if found is None else problems(path, found, expected)
+    return out
 
 
 def check_fields(path: str, names: str) -> list[str]:

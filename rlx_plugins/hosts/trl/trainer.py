@@ -19,10 +19,10 @@ from trl.data_utils import is_conversational
 from ...core.batch import RolloutBatch
 from ...core.config import Parts, build
 from ...core.context import Context
-from ...core.errors import ConfigError, DataError
+from ...core.errors import ConfigError
 from ...core.objective import policy_loss
 from ...core.preparation import prepare
-from ..loss_terms import count_columns, micro_terms
+from ..loss_terms import count_columns, micro_terms, refuse_nan
 from .averaged import AveragedPolicy
 from .batches import Needs, generated_batch, program_batch
 from .checkpoint import latest, load_parts, save_parts
@@ -313,7 +313,7 @@ class RLXTrainer(GRPOTrainer):
         if not batch.has("logp_old"):
             old = inputs.get(LOG_PROBS["logp_old"])
             batch = batch.with_columns(logp_old=logp_new.detach() if old is None else old)
-        self._refuse_nan(logp_new, batch)
+        refuse_nan(logp_new, batch, self.state.global_step, self._sum_over_ranks)
         trl_correction = inputs.get("importance_sampling_ratio")
         weighted = batch
         if trl_correction is not None:
@@ -376,18 +376,6 @@ class RLXTrainer(GRPOTrainer):
 
     def _sum_over_ranks(self, x: Tensor) -> Tensor:
         return self.accelerator.reduce(x.detach(), reduction="sum")
-
-    def _refuse_nan(self, logp_new: Tensor, batch: RolloutBatch) -> None:
-        """Raise DataError on every rank if a log-prob of a trained token is NaN on any: nothing is updated."""
-        bad = (torch.isnan(logp_new) & batch.response_mask).any(1)
-        if int(self._sum_over_ranks(bad.sum())) == 0:
-            return
-        keys = [key for key, b in zip(batch.prompt_key, bad.tolist()) if b]
-        raise DataError(
-            f"logp_new is NaN on a model token in step {self.state.global_step}"
-            + (f", first for prompt {keys[0]!r} ({len(keys)} of {len(bad)} rows)" if keys else " on another rank")
-            + "; the policy has diverged or the forward pass is broken: lower the learning rate or check the dtype"
-        )
 
     def _log_loss(self, metrics: Mapping[str, Tensor]) -> None:
         if not metrics:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ...core.batch import RolloutBatch
 from ...core.config import Parts
-from ...core.errors import DataError
 from ...core.objective import POLICY, policy_loss, reduce
 from ...core.terms import masked
-from ..loss_terms import ENTROPY, count_columns, micro_terms
+from ..loss_terms import ENTROPY, count_columns, micro_terms, refuse_nan
 from . import columns
 
 LOGITS = "rlx_logits/"
@@ -83,7 +82,7 @@ class ActorLoss:
             for name, value in model_output.items()
             if name.startswith(LOGITS)
         }
-        refuse_nan(logp_new, batch)
+        refuse_nan(logp_new, batch, batch.step)
         ranks = int(columns.non_tensor(data, "dp_size"))
         totals = self._totals(batch, data, ranks)
         loss, metrics = policy_loss(
@@ -168,20 +167,6 @@ def sum_over(group: Any) -> Callable[[Tensor], Tensor]:
         return total
 
     return all_reduce
-
-
-def refuse_nan(logp_new: Tensor, batch: RolloutBatch) -> None:
-    """Raise DataError if a log-prob of a trained token is NaN: nothing is updated."""
-    bad = (torch.isnan(logp_new) & batch.response_mask).any(1)
-    if not bool(bad.any()):
-        return
-    row = int(bad.nonzero()[0, 0])
-    where = f", first for prompt {batch.prompt_key[row]!r}" if batch.has("prompt_key") else ""
-    raise DataError(
-        f"logp_new is NaN on a model token in step {batch.step}{where} ({int(bad.sum())} of {len(bad)} rows of a"
-        " micro-batch); the policy has diverged or the forward pass is broken: lower the learning rate or check the"
-        " dtype"
-    )
 
 
 _current: list[ActorLoss] = []
