@@ -24,6 +24,7 @@ from verl.utils import tensordict_utils as tu
 
 from ...core.errors import DataError
 from ...core.operations import Abort, Forward, Generate, Operation
+from ...core.randomness import hash_bits
 from ...core.trajectory import Rollout, Segment
 from .columns import nest
 from .rows import SCORE
@@ -55,6 +56,7 @@ class Engine:
     chunk        response tokens per request (None: unbounded)
     own_temperatures   rollouts say their temperature themselves (else `sampling`'s holds for all)
     component_names    entries of the reward function's dictionary that are components; None: all numbers but `score`
+    seed         every request carries a seed of its own, made of this one; None: the engine's own randomness
     generated    tokens sampled so far
     """
 
@@ -72,11 +74,12 @@ class Engine:
         own_temperatures: bool = False,
         component_names: Sequence[str] | None = None,
         requests: Requests | None = None,
+        seed: int | None = None,
     ):
         self.client, self.rewards, self.rows, self.forward = client, rewards, rows, forward
         self.sampling, self.version, self.eos, self.chunk = dict(sampling), version, frozenset(eos), chunk
         self.own_temperatures, self.component_names = own_temperatures, component_names
-        self.requests = requests or Requests()
+        self.requests, self.seed = requests or Requests(), seed
         self.under_way: set[int] = set()
         self.sent = self.generated = 0
 
@@ -124,7 +127,7 @@ class Engine:
         else:
             stops = [r.max_tokens - length] + ([r.pause_at - length] if r.pause_at is not None else [])
             room = min(stops) if self.chunk is None else min(*stops, self.chunk)
-            self._send(r, "tokens", self._sample(r.prompt + r.context + r.tokens, r.temperature, room))
+            self._send(r, "tokens", self._sample(r.prompt + r.context + r.tokens, self._parameters(r, room)))
 
     def _finish(self, r: Rollout, stop: Any) -> None:
         """The row stays "running" until its reward is there."""
@@ -171,8 +174,14 @@ class Engine:
         else:
             r.segments.append(Segment(tokens, "policy", logp, version, last.turn if last is not None else 0))
 
-    async def _sample(self, prompt: list[int], temperature: float, room: int) -> Any:
-        parameters = {**self.sampling, "temperature": temperature, "max_tokens": room}
+    def _parameters(self, r: Rollout, room: int) -> dict[str, Any]:
+        """Sampling parameters of a request for up to `room` further tokens of a row."""
+        own: dict[str, Any] = {"temperature": r.temperature, "max_tokens": room}
+        if self.seed is not None:
+            own["seed"] = hash_bits(self.seed, r.group, r.slot, len(r)) & (2**31 - 1)
+        return {**self.sampling, **own}
+
+    async def _sample(self, prompt: list[int], parameters: dict[str, Any]) -> Any:
         return await self.client.generate(uuid4().hex, prompt_ids=prompt, sampling_params=parameters)
 
     async def _score(self, key: str, prompt: list[int], tokens: list[int]) -> tuple[float | None, dict[str, float]]:

@@ -92,6 +92,7 @@ OPTIONS: dict[str, Any] = {
     "generation_chunk": None,
     "success_threshold": 0.5,
     "seed": 0,
+    "request_seeds": False,
 }
 """The group `rlx` of the configuration, with its defaults; config/rlx_trainer.yaml says what each is."""
 

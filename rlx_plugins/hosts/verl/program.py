@@ -131,6 +131,7 @@ class RolloutSource:
             own_temperatures=bool(self.parts["temperature"]),
             component_names=plain(trainer.rlx["reward_components"]),
             requests=self.requests,
+            seed=int(trainer.rlx["seed"]) if trainer.rlx["request_seeds"] else None,
         )
 
     def _records(self, batch: RolloutBatch, global_steps: int) -> tuple[list[str], TensorDict, list[dict[str, Any]]]:

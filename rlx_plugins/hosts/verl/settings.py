@@ -219,6 +219,8 @@ def check_numbers(config: Any) -> None:
     for name in ("seed", "success_threshold"):
         if not isinstance(chosen[name], (int, float)) or isinstance(chosen[name], bool):
             raise ConfigError(f"rlx.{name}: expected a number, got {chosen[name]!r}")
+    if not isinstance(chosen["request_seeds"], bool):
+        raise ConfigError(f"rlx.request_seeds: expected true or false, got {chosen['request_seeds']!r}")
 
 
 def needs_program(parts: Parts) -> bool:

@@ -45,9 +45,10 @@ def test_grpo_as_plugins_or_by_flags_and_our_trainer_without_plugins_are_verls_g
 def test_a_killed_run_resumed_is_the_run(verl_run, tmp_path):
     settings = {**SMALL, "steps": 4, "save_every": 1, "module": MODULE, "environment": OWN}
     plugins = 'rlx.plugins="allocator=test_growing advantage=test_running_mean clip=test_counting"'
-    whole = verl_run(plugins, folder=tmp_path / "whole", **settings)
-    killed = verl_run(plugins, folder=tmp_path / "killed", kill_after=2, **settings)
-    resumed = verl_run(plugins, folder=tmp_path / "killed", **settings)
+    flags = (plugins, "rlx.request_seeds=true")  # else rows of a prompt draw in the order their requests arrive
+    whole = verl_run(*flags, folder=tmp_path / "whole", **settings)
+    killed = verl_run(*flags, folder=tmp_path / "killed", kill_after=2, **settings)
+    resumed = verl_run(*flags, folder=tmp_path / "killed", **settings)
     assert 1 not in resumed.steps and sorted({**killed.steps, **resumed.steps}) == [1, 2, 3, 4]
     later = sorted(resumed.steps)
     exact = ["rlx/clip/calls", "rlx/allocator/seen", "rlx/rows", "critic/score/mean"]

@@ -71,6 +71,18 @@ def group(prompt, n=1, max_tokens=6):
     return g
 
 
+def test_a_request_carries_its_rows_own_seed_when_asked_to():
+    def seeds(order, seed):
+        server, rows = Server({1: 50}), group(1, n=3).rollouts
+        engine(server, chunk=3, seed=seed).execute(rlx.Generate([rows[i] for i in order], until="all"))
+        return sorted(str(params.get("seed")) for _, params in server.requests)
+
+    drawn = seeds([0, 1, 2], 7)
+    assert len(set(drawn)) == len(drawn) == 6  # three rows, two chunks each
+    assert seeds([2, 0, 1], 7) == drawn and not set(seeds([0, 1, 2], 8)) & set(drawn)
+    assert set(seeds([0, 1, 2], None)) == {"None"}
+
+
 def test_rows_finish_by_end_of_sequence_or_length_and_come_back_scored():
     short, long = group(1), group(2)
     worker = RewardWorker()

@@ -63,6 +63,7 @@ def test_plugins_are_words_or_keys_or_verls_own_flags(config):
         ([], {"plugin": "clip=bapo"}, "rlx.plugin: unknown; did you mean 'plugins'"),
         ([], {"generation_chunk": 0}, "rlx.generation_chunk"),
         ([], {"seed": "x"}, "rlx.seed"),
+        ([], {"request_seeds": 1}, "rlx.request_seeds"),
         ([], {"reward_components": "accuracy"}, "rlx.reward_components"),
         (["algorithm.adv_estimator=rlx.dvao"], {"plugins": "advantage=gdpo"}, "choose one"),
         (
