@@ -136,7 +136,13 @@ def expand(config: Mapping[str, Any]) -> dict[str, Any]:
     chosen = specs("method", spec)
     if len(chosen) != 1:
         raise ConfigError(f"method takes one name, got {spec!r}")
-    return {**_create("method", chosen[0]).expand(), **config}
+    parts = _create("method", chosen[0]).expand()
+    if set(parts) <= set(config):
+        raise ConfigError(
+            f"method {chosen[0]['name']} stands for {' and '.join(parts)}, and each of them is named by a key of its own:"
+            " it would do nothing; drop it, or the key"
+        )
+    return {**parts, **config}
 
 
 def build(config: Mapping[str, Any], host: HostProfile) -> Parts:

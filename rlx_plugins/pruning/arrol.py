@@ -138,6 +138,7 @@ class Arrol(Pruner):
 
     def observe(self, groups: list[Group], ctx: Context) -> None:
         looked = [(r, look) for g in groups for r in g.rollouts if (look := r.extras.pop("arrol", None)) is not None]
+        ctx.log("pruner/arrol_looked", len(looked))  # 0: all responses ended before the detection length
         positive, negative = ([self.decay * n for n in counts] for counts in self._counts())
         scored = []
         for r, look in looked:

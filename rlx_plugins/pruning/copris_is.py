@@ -33,12 +33,12 @@ class CoprisIS(Pruner):
 
     def close(self, left: list[Group], ctx: Context) -> Steps:
         going_on = [r for g in left for r in g.rollouts if r.state != "pruned" and unscored(r)]
+        ctx.log("pruner/copris_is_scored", len(going_on))
         if not going_on:
             return
         logps = yield Forward(going_on, "logp")
         for r, logp in zip(going_on, logps, strict=True):
             record_stage(r, logp)
-        ctx.log("pruner/copris_is_scored", len(going_on))
 
 
 def unscored(rollout: Rollout) -> bool:

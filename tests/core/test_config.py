@@ -8,6 +8,7 @@ import torch
 import rlx_plugins as rlx
 from rlx_plugins.core import registry
 from rlx_plugins.core.config import describe, expand, merge_override
+from rlx_plugins.core.errors import ConfigError
 
 HOST = rlx.HostProfile(
     "test", frozenset({"logp_old"}), frozenset({"rounds"}), {"logp_rollout": "set use_vllm=True to get it"}
@@ -251,3 +252,9 @@ def test_a_reward_shaper_beside_an_advantage_that_does_not_read_it_is_refused(ad
     ):
         rlx.build({"reward": "totals", "advantage": "parts"}, HOST)
     assert rlx.build({"reward": "totals", "advantage": "grpo"}, HOST)["reward"]
+
+
+def test_a_method_of_which_every_kind_is_named_by_itself_is_refused():
+    with pytest.raises(ConfigError, match="method lead stands for reward and advantage.*would do nothing"):
+        expand({"method": "lead", "reward": "alp", "advantage": "grpo"})
+    assert expand({"method": "lead", "reward": "alp"})["advantage"]

@@ -74,7 +74,9 @@ def cpu_overrides(
         "trainer.device": "cpu",
         "trainer.n_gpus_per_node": ranks,
         "trainer.nnodes": 1,
-        # Ray: fictitious accelerators and CPUs, for verl reserves three CPUs per training process.
+        # Ray: a cluster of its own, not one that happens to run on this machine.
+        "++ray_kwargs.ray_init.address": "local",
+        # Fictitious accelerators and CPUs, for verl reserves three CPUs per training process.
         "+ray_kwargs.ray_init.num_gpus": ranks + (teacher is not None),
         "ray_kwargs.ray_init.num_cpus": 32,
         "+ray_kwargs.ray_init.object_store_memory": 300_000_000,
