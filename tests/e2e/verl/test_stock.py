@@ -30,9 +30,9 @@ def test_two_training_processes_with_a_reference_policy_and_a_teacher(verl_run, 
 
 
 def assert_same_weights(run):
-    """The server has the weights that are trained, at every step, and they change."""
+    """The server has the weights that are trained, at every step, and they change (not where all rewards are equal)."""
     assert max(run.column("training/rollout_probs_diff_max")) < 1e-4
-    assert min(run.column("actor/grad_norm")) > 0
+    assert max(run.column("actor/grad_norm")) > 0
 
 
 def test_a_run_killed_and_resumed_goes_on_as_it_did(verl_run, tmp_path):
