@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from rlx_plugins import cli
+from rlx_plugins.core.registry import find
 
 
 def run(monkeypatch, capsys, *words):
@@ -72,3 +73,10 @@ def test_version(monkeypatch, capsys):
 @pytest.mark.parametrize("text", ["What it is. More.", "What it is"])
 def test_the_first_sentence_of_a_docstring(text):
     assert cli.first_sentence(type("X", (), {"__doc__": text})) == "What it is"
+
+
+def test_a_method_needs_what_its_parts_need_and_do_not_make_themselves():
+    guide, copris = find("method", "guide"), find("method", "copris_is")
+    assert cli.needs(guide) == ["logp_rollout", "context", "rounds"]  # the hint makes the ratio's logp_behavior
+    assert {"abort", "forward:logp"} <= cli.default_instance_value(copris, "capabilities")
+    assert cli.needs(find("clip", "dro")(penalty_coef=0.1)) == ["logp_old"]

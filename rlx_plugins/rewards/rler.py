@@ -48,7 +48,7 @@ class RLER(Reward):
 
     Reads answer [B], a list of canonical answer strings (None = not parsed), peer_answers [B], a list with, per row,
     the answers of each other member to the row's prompt (a list of lists, the same for the whole group), and group [B].
-    The policy is the first member, its answers those of the group. Returns rewards [B] in [0, 1], confidence, hardness,
+    The policy is the first member, its answers those of the group. Returns rewards [B] in [0, 1], answer_share, hardness,
     disagreement [B], pseudo_label (a list), and with n_select `keep`: the other rows leave before the advantage. Raw
     rewards are not read.
 
@@ -58,7 +58,7 @@ class RLER(Reward):
 
     paper = "RLER: ensembled self-rewards for label-free reinforcement learning, arXiv 2510.08977"
     requires = frozenset({"answer", "peer_answers"})
-    provides = frozenset({"confidence", "hardness", "disagreement", "pseudo_label"})
+    provides = frozenset({"answer_share", "hardness", "disagreement", "pseudo_label"})
     scope = "group"
 
     mode: Literal["adaptive", "hard", "soft"] | float = param(
@@ -83,10 +83,10 @@ class RLER(Reward):
             chosen[[rows[i] for i in vote.selected]] = True
             for i in rows:
                 labels[i] = vote.label
-        rewards, confidence, hardness, disagreement = table.to(batch.device)
+        rewards, share, hardness, disagreement = table.to(batch.device)
         columns: dict[str, Any] = {
             "rewards": rewards,
-            "confidence": confidence,
+            "answer_share": share,
             "hardness": hardness,
             "disagreement": disagreement,
             "pseudo_label": labels,
