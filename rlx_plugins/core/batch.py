@@ -185,9 +185,9 @@ def pack(
         for k, s in enumerate(r.segments):
             where = slice(at, at := at + len(s.tokens))
             ids[b, where] = torch.tensor(s.tokens, dtype=torch.int64)
-            mask[b, where] = s.from_model and s.trained
+            mask[b, where] = s.counts
             hint[b, where] = s.source == "hint"
-            if s.from_model:
+            if s.from_model or s.imitated:
                 turn[b, where], segment[b, where] = s.turn, k
                 stale[b, where] = version - s.version if s.version >= 0 else 0
             if s.logp is not None:

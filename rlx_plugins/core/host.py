@@ -10,6 +10,12 @@ BATCH_SIGNALS = frozenset(
 )
 """Columns every host gives every batch; a plug-in need not list them in `requires`."""
 
+TOKEN_SIGNALS = frozenset(
+    "hint_mask turn_ids segment_ids values confidence token_rewards boundary_mask decision_mask role_ids node_ids"
+    " logp_teacher rollout_top_ids rollout_top_logp".split()
+)
+"""Signals users may supply that hold one entry per response token; a plug-in adds its own in `token_signals`."""
+
 CAPABILITIES = {
     "rounds": "several rounds of generation in one step",
     "until_group": "hand groups back as they finish",
@@ -18,7 +24,11 @@ CAPABILITIES = {
     "context": "sample with extra prompt tokens that training omits",
     "row_temperature": "a sampling temperature per row",
     "abort": "stop rows in flight, keeping their tokens",
+    "tools": "call tools inside the rollouts of the program",
+    "ban_tokens": "forbid tokens where a rollout is continued",
+    "unlearn": "sample from a copy of the weights that has taken a step away from given rollouts",
     "forward:logp": "log-probabilities under the current policy during the rollout",
+    "forward:entropy": "the policy's entropy at each response token during the rollout",
     "forward:hidden": "hidden states during the rollout",
     "forward:prompt_entropy": "entropy of prompts during the rollout",
     "choose_prompts": "start prompts a sampler names",

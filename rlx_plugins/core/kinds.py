@@ -34,6 +34,8 @@ class Plugin:
     """Base of every plug-in: a dataclass whose parameters are checked on construction and stay what they were.
 
     requires      signals (columns) it reads beyond those every batch carries; may be a property of the parameters
+    token_signals  those that hold one entry per response token, beyond TOKEN_SIGNALS of core/host.py: a host refuses a
+                  user's list of another length
     provides      columns it makes for others
     capabilities  what the host must be able to do (hosts/<host> lists its own)
     fixes         kinds this part decides: {"ratio": "token"} wants that plug-in, {"aggregate": None} wants none named
@@ -44,6 +46,7 @@ class Plugin:
     kind: ClassVar[str]
     name: ClassVar[str]
     requires: Any = frozenset()
+    token_signals: Any = frozenset()
     provides: Any = frozenset()
     capabilities: Any = frozenset()
     fixes: ClassVar[Mapping[str, str | None]] = {}
@@ -104,8 +107,8 @@ class RolloutPart(Plugin):
         """Sampler [ops]: keys of the prompts to start; may return fewer than `n`, or more where it over-draws."""
         return []
 
-    def more(self, idle: list[Group], ctx: Context) -> list[Rollout]:
-        """Allocator, then hint: further rollouts for groups whose rollouts have all ended; [] = they are complete."""
+    def more(self, idle: list[Group], ctx: Context) -> Any:
+        """Allocator, then hint [ops]: further rollouts for groups whose rollouts have all ended; [] = complete."""
         return []
 
     def prepare(self, new: list[Rollout], groups: dict[str, Group], ctx: Context) -> Any:
@@ -154,11 +157,13 @@ class Allocator(RolloutPart):
     """How many rollouts a prompt gets, and when. `exact_size=True`: the training group has exactly group_size rows.
 
     `refills=True`: while groups are missing, its `intake` is asked again in the same step, and prompts are drawn again.
+    `finish_share`: share of the rollouts under way after which a wave is over; the late ones are stopped and lost.
     """
 
     must = ("more",)
     may = ("intake", "complete", "observe", "feedback")
     refills: ClassVar[bool] = False
+    finish_share: Any = 1.0
 
 
 class Hint(RolloutPart):

@@ -16,6 +16,7 @@ from .batch import RolloutBatch
 from .config import Parts
 from .errors import DataError
 from .objective import POLICY, check_finite
+from .terms import masked_mean
 
 
 @dataclass
@@ -34,8 +35,9 @@ class Prepared:
         """The count column [B] of every loss term; a host sums them over the rows of an optimizer step."""
         out = {POLICY: self.batch.loss_count}
         for name in self.batch:
-            if name.endswith("_count") and name != "loss_count":
-                out[name.removesuffix("_count")] = self.batch[name]
+            term = name.removesuffix("_count")
+            if term != "loss" and term != name and f"{term}_weight" in self.batch:
+                out[term] = self.batch[name]
         return out
 
 
@@ -144,9 +146,9 @@ def _metrics(parts: Parts, batch: RolloutBatch, raw: Tensor) -> dict[str, float]
         "advantage/zero_rows": float((batch.advantages == 0).all(1).to(raw.dtype).mean()),
     }
     for part in parts["correction"]:
-        metrics[f"correction/{part.name}/weight_mean"] = float(batch.correction_weight[mask].mean())
+        metrics[f"correction/{part.name}/weight_mean"] = float(masked_mean(batch.correction_weight, mask))
     for part in parts["reward"]:
         metrics[f"reward/{part.name}/mean"] = float(batch.rewards.nanmean())
     if parts["selector"]:
-        metrics["selector/kept_tokens"] = float((batch.loss_weight[mask] != 0).to(raw.dtype).mean())
+        metrics["selector/kept_tokens"] = float((mask & (batch.loss_weight != 0)).sum(dtype=raw.dtype) / tokens)
     return metrics

@@ -109,7 +109,7 @@ class _Step:
     def _generate(self, need: int) -> Steps:
         """Rounds of generation until enough groups are ready or none is under way; True if the phase was ended."""
         while self.under_way:
-            new = self._plan()
+            new = yield from self._plan()
             if new:
                 for part in self.all:
                     yield from as_steps(part.prepare(new, self.under_way, self.ctx))
@@ -121,7 +121,7 @@ class _Step:
                 stops = self._pauses()
                 for r in live:
                     r.pause_at, r.state = min((s for s in stops if s > len(r)), default=None), "running"
-                yield Generate(live, "all" if self.waits_for_all else "group")
+                yield from self._wave(live)
             elif not new and not departed:
                 return False  # only parked rollouts are left: `close` gets them
             settled = [g for g in self.under_way.values() if g.settled and not g.idle]
@@ -130,8 +130,21 @@ class _Step:
                     yield from as_steps(part.look(settled, self.ctx))
         return False
 
-    def _plan(self) -> list[Rollout]:
-        """Further rollouts for idle groups; a group for which no planner has any is complete."""
+    def _wave(self, live: list[Rollout]) -> Steps:
+        """Generate; where an allocator does not wait for the last rows, stop them and do without them."""
+        share = min((p.finish_share for p in self.parts["allocator"]), default=1.0)
+        yield Generate(live, "all" if self.waits_for_all else "group", share)
+        late = [r for r in live if r.state == "running"] if share < 1 else []
+        if late:
+            yield Abort(late)
+            for r in late:
+                r.state = "pruned"
+
+    def _plan(self) -> Steps:
+        """Further rollouts for idle groups; a group for which no planner has any is complete.
+
+        Where a planner ranks all groups of the step they are complete together: it may come back to one it passed over.
+        """
         open_groups = [g for g in self.under_way.values() if g.fresh and not g.planned]
         idle = [g for g in open_groups if g.idle]
         if not idle or (self.waits_for_all and len(idle) < len(open_groups)):
@@ -141,10 +154,10 @@ class _Step:
             new = [r for g in idle if not g.rollouts for r in g.start(self.ctx.group_size)]
         for part in self.planners:
             busy = {r.group for r in new}
-            new += part.more([g for g in idle if g.id not in busy], self.ctx) or []
+            new += (yield from as_steps(part.more([g for g in idle if g.id not in busy], self.ctx))) or []
         busy = {r.group for r in new}
         for g in idle:
-            g.planned = g.id not in busy
+            g.planned = not busy if self.waits_for_all else g.id not in busy
         return new
 
     def _depart(self) -> list[Group]:

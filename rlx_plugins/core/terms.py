@@ -79,13 +79,14 @@ def clipped_surrogate(
     """
     against = -advantages
     if isinstance(low, Tensor) or isinstance(high, Tensor):
-        bounded = torch.minimum(torch.maximum(ratio, _like(low, ratio)), _like(high, ratio))
+        bounded = ratio.clamp(_like(low, ratio), _like(high, ratio))
     else:
         bounded = ratio.clamp(low, high)
     loss = torch.maximum(against * ratio, against * bounded)
     if dual_clip is None:
         return loss
-    return torch.where(advantages < 0, torch.minimum(loss, against * _like(dual_clip, ratio)), loss)
+    limit = torch.where(advantages < 0, against * _like(dual_clip, ratio), torch.inf)
+    return loss.clamp(max=limit.to(loss.dtype))
 
 
 def _like(x: Tensor | float, ratio: Tensor) -> Tensor:

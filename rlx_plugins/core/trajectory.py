@@ -22,7 +22,7 @@ class Segment:
     environment. `logp` is what the engine reported when it sampled the tokens (None: unknown), `logp_behavior` the
     log-probability under the sampling-time weights *and context* where that differs from the training prompt's.
     `version` counts the weight updates the sampling policy had seen. `trained=False` marks a shared prefix that is
-    trained in another row.
+    trained in another row; `imitated=True` marks hint tokens that are trained like the model's own.
     """
 
     tokens: list[int]
@@ -32,10 +32,16 @@ class Segment:
     turn: int = 0
     trained: bool = True
     logp_behavior: list[float] | None = None
+    imitated: bool = False
 
     @property
     def from_model(self) -> bool:
         return self.source in ("policy", "reused")
+
+    @property
+    def counts(self) -> bool:
+        """Whether the tokens are inside response_mask."""
+        return self.trained and (self.from_model or self.imitated)
 
     def head(self, n: int) -> Segment:
         """The first `n` tokens, as a segment of its own."""
@@ -59,6 +65,8 @@ class Rollout:
     `slot` is its index in the group, `wave` counts the launches (rows started together share one). `prompt` is the
     training prompt; `context` is put after it while sampling only; `teacher_context` is what a privileged teacher sees.
     `max_tokens` bounds the response, `pause_at` is the response length at which the engine hands the row back.
+    `banned` are token ids the next sampled token may not be; the engine reports the log-probability of that token as if
+    nothing had been banned, and empties the list.
     `reward` and `components` are set by the host when the row finishes, before any shaping. `propensity` is the
     probability with which the row survived pruning; `keep=False` leaves it out of the update.
     """
@@ -74,6 +82,7 @@ class Rollout:
     temperature: float = 1.0
     max_tokens: int = 64
     pause_at: int | None = None
+    banned: list[int] = field(default_factory=list)
     state: State = "new"
     stop: Stop | None = None
     reward: float | None = None
@@ -168,7 +177,8 @@ class Group:
         new = self.start(n)
         for r in new:
             r.segments = [dataclasses.replace(s) for s in prefix]
-            r.context, r.temperature, r.tag = list(rollout.context), rollout.temperature, f"fork:{rollout.slot}@{at}"
+            r.prompt, r.context = list(rollout.prompt), list(rollout.context)
+            r.temperature, r.tag = rollout.temperature, f"fork:{rollout.slot}@{at}"
         return new
 
     def wave(self) -> list[Rollout]:

@@ -15,6 +15,7 @@ from ..core.state import state
 @dataclass
 class InOrder(Sampler):
     """Prompts in the order of the dataset, from the beginning again after the last one; the baseline of the samplers.
+    TRL and verl draw them so where shuffling is off.
 
     The place in the dataset is state: a resumed run goes on with the next prompt.
     """

@@ -25,7 +25,7 @@ class ScriptedExecutor:
     """Carries out operations at once: `drive(rollout_program(parts, ctx), ScriptedExecutor(reward))`.
 
     reward    reward of a finished rollout; None: the engine lost it, and its state becomes "pruned"
-    length    tokens of its own after which a rollout ends by itself
+    length    tokens of its own after which a rollout ends by itself; where not all are waited for, the shortest do
     logp      log-probability reported for every token; None: the engine reports none
     version   weight updates the sampling policy has seen
     forward   answers a `Forward`, one result per rollout
@@ -50,7 +50,10 @@ class ScriptedExecutor:
         if isinstance(operation, Generate):
             seen = {id(r) for rows in self.launched for r in rows}
             self.launched.append([r for r in operation.rollouts if id(r) not in seen])
-            for r in operation.rollouts:
+            rows = operation.rollouts
+            if operation.enough < len(rows):
+                rows = sorted(rows, key=self._own_length)[: operation.enough]
+            for r in rows:
                 self._extend(r)
             return None
         if isinstance(operation, Abort):
@@ -61,10 +64,12 @@ class ScriptedExecutor:
             raise AssertionError(f"the script has no answer to a Forward of {operation.want!r}")
         return self.forward(operation)
 
+    def _own_length(self, r: Rollout) -> int:
+        return self.length if isinstance(self.length, int) else self.length(r)
+
     def _extend(self, r: Rollout) -> None:
         """One segment, to the rollout's own end, its `max_tokens` or its `pause_at`, whichever comes first."""
-        own = self.length if isinstance(self.length, int) else self.length(r)
-        end = min(own + sum(len(s.tokens) for s in r.segments if not s.from_model), r.max_tokens)
+        end = min(self._own_length(r) + sum(len(s.tokens) for s in r.segments if not s.from_model), r.max_tokens)
         pauses = r.pause_at is not None and r.pause_at < end
         n = (r.pause_at if pauses else end) - len(r)  # type: ignore[operator]
         if n > 0:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import random
-
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
+    "COLUMNS",
+    "FACTS",
     "TASKS",
     "TINY_GRPO_ARGS",
     "Problem",
@@ -31,6 +32,7 @@ __all__ = [
     "accuracy_reward",
     "brevity_reward",
     "demonstration",
+    "facts",
     "format_reward",
     "greedy_accuracy",
     "problems",
@@ -83,7 +85,18 @@ class Problem:
     @property
     def solution(self) -> str:
         """The working term by term, ending in the answer."""
-        return _working(self.expression, [0] * (self.terms - 1))
+        return solution_of(self.expression)
+
+    @property
+    def hint(self) -> str:
+        """The first step of the working."""
+        first, second, *_ = terms_of(self.expression)
+        return f"{first}{second:+d}={first + second}"
+
+    @property
+    def difficulty(self) -> float:
+        """A guess of how often a working goes wrong: one step in ten."""
+        return 1 - 0.9 ** (self.terms - 1)
 
 
 def _task(name: str) -> TinyTask:
@@ -141,18 +154,24 @@ def problems(task: str = "chain_sum", split: str = "train", size: int = 1000, se
     raise ValueError(f"task {task!r} gave only {len(found)} different {split} problems for seed {seed}, not {size}")
 
 
-def _terms(expression: str) -> list[int]:
+def terms_of(expression: str) -> list[int]:
+    """The signed terms of a sum."""
     return [int(term) for term in re.findall(r"[+-]?\d+", expression)]
 
 
-def _working(expression: str, slips: Sequence[int]) -> str:
+def working(expression: str, slips: Sequence[int]) -> str:
     """The chain of equations for ``expression``; ``slips[i]`` is added to the i-th running total and carried on."""
-    first, *rest = _terms(expression)
-    total, working = first, f"{first}"
+    first, *rest = terms_of(expression)
+    total, chain = first, f"{first}"
     for term, slip in zip(rest, slips, strict=True):
         total += term + slip
-        working += f"{term:+d}={total}"
-    return working
+        chain += f"{term:+d}={total}"
+    return chain
+
+
+def solution_of(expression: str) -> str:
+    """The working without a slip."""
+    return working(expression, [0] * (len(terms_of(expression)) - 1))
 
 
 def demonstration(problem: Problem, rng: random.Random, slip: float, direct: float) -> str:
@@ -162,16 +181,25 @@ def demonstration(problem: Problem, rng: random.Random, slip: float, direct: flo
     one to three with probability ``slip``, and the working goes on from the wrong value.
     """
     slips = [rng.choice((-3, -2, -1, 1, 2, 3)) if rng.random() < slip else 0 for _ in range(problem.terms - 1)]
-    working = _working(problem.expression, slips)
-    return f"={working.rpartition('=')[2]}" if rng.random() < direct else working
+    shown = working(problem.expression, slips)
+    return f"={shown.rpartition('=')[2]}" if rng.random() < direct else shown
+
+
+COLUMNS = (
+    *("prompt", "answer", "entry", "solution", "hint", "domain", "difficulty", "value_prior", "target", "budget"),
+    *("embedding", "prompt_key"),
+)
+"""Columns of ``tiny_dataset``."""
 
 
 def tiny_dataset(split: str = "train", size: int = 1000, seed: int = 0, task: str = "chain_sum") -> Dataset:
-    """Problems as a ``datasets.Dataset`` ready for TRL's GRPOTrainer.
+    """Problems as a ``datasets.Dataset`` ready for TRL's GRPOTrainer, with the columns ``COLUMNS``.
 
-    Columns: ``prompt`` (conversational), ``answer``, ``entry`` (reasoning_gym's record as JSON, needed to score),
-    ``solution`` (text of a correct completion), ``domain`` (number of terms, e.g. ``"3 terms"``) and ``prompt_key``
-    (stable across seeds, sizes and runs).
+    ``prompt`` (conversational), ``answer``, ``entry`` (reasoning_gym's record as JSON, needed to score), ``solution``
+    (text of a correct completion), ``hint`` (its first step), ``domain`` (number of terms, e.g. ``"3 terms"``),
+    ``difficulty`` in [0, 1] and ``value_prior``, its complement (guesses, by the number of terms), ``target`` (the
+    answer as a number), ``budget`` (tokens, four a term), ``embedding`` (the terms) and ``prompt_key`` (stable across
+    seeds, sizes and runs).
     """
     from datasets import Dataset
 
@@ -182,7 +210,13 @@ def tiny_dataset(split: str = "train", size: int = 1000, seed: int = 0, task: st
                 "answer": problem.answer,
                 "entry": json.dumps(problem.entry),
                 "solution": problem.solution,
+                "hint": problem.hint,
                 "domain": f"{problem.terms} terms",
+                "difficulty": problem.difficulty,
+                "value_prior": 1 - problem.difficulty,
+                "target": float(problem.answer),
+                "budget": 4 * problem.terms,
+                "embedding": [*map(float, terms_of(problem.expression)), *[0.0] * (4 - problem.terms)],
                 "prompt_key": f"chain_sum/{problem.expression}",
             }
             for problem in problems(task, split, size, seed)
@@ -202,11 +236,80 @@ def _text(completion: Any) -> str:
     return completion if isinstance(completion, str) else "".join(turn["content"] for turn in completion)
 
 
-def accuracy_reward(completions: Sequence[Any], entry: Sequence[str], **columns: Any) -> list[float]:
-    """1 if what follows the last ``=`` is the answer by reasoning_gym's own verifier, else 0 (no partial credit)."""
-    verifier = _chain_sum(2, 2, 1, 0)
-    answers = (_text(completion).rpartition("=")[2].strip() for completion in completions)
-    return [float(verifier.score_answer(a, json.loads(e)) == 1.0) for a, e in zip(answers, entry, strict=True)]
+def _stated(text: str) -> str:
+    """What follows the last ``=``."""
+    return text.rpartition("=")[2].strip()
+
+
+def _is_right(answer: str, entry: dict[str, Any]) -> bool:
+    return _chain_sum(2, 2, 1, 0).score_answer(answer, entry) == 1.0
+
+
+def accuracy_reward(
+    completions: Sequence[Any],
+    entry: Sequence[str],
+    log_extra: Callable[[str, list[Any]], None] | None = None,
+    **columns: Any,
+) -> list[float]:
+    """1 if what follows the last ``=`` is the answer by reasoning_gym's own verifier, else 0 (no partial credit).
+
+    TRL's ``log_extra`` is told the ``facts`` of every completion, which a run may take as signals.
+    """
+    texts, entries = [_text(completion) for completion in completions], [json.loads(e) for e in entry]
+    if log_extra is not None:
+        told = [facts(text, e) for text, e in zip(texts, entries, strict=True)]
+        for name in FACTS:
+            log_extra(name, [row[name] for row in told])
+    return [float(_is_right(_stated(text), e)) for text, e in zip(texts, entries, strict=True)]
+
+
+FACTS = (
+    *(
+        "answer",
+        "predicted",
+        "format_ok",
+        "easy_units",
+        "hard_units",
+        "easy_with_reflection",
+        "hard_without_reflection",
+    ),
+    *("peer_answers", "smith_facts"),
+)
+"""What ``facts`` tells of a response."""
+
+
+def facts(text: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """What methods read of a response beside its reward, by the names they read it under.
+
+    ``answer`` (None if it is no number) and ``predicted`` (NaN then); ``format_ok``; a bare answer is one fast
+    (``easy``) unit, a step of the working a slow (``hard``) one, neither in the wrong place; ``peer_answers``, those of
+    one other member of an ensemble, which slips like the warm-up's demonstrations; ``smith_facts``, with the steps as
+    turns and those that are right as successful calls.
+    """
+    problem = Problem(
+        entry["metadata"]["expression"].replace(" ", ""), entry["answer"], entry["metadata"]["num_terms"], entry
+    )
+    answer = _stated(text)
+    number = re.fullmatch(r"-?\d+", answer) is not None
+    totals, right = (re.findall(r"\d=(-?\d+)", chain) for chain in (text, problem.solution))
+    peer = random.Random(entry["question"])
+    return {
+        "answer": answer if number else None,
+        "predicted": float(answer) if number else float("nan"),
+        "format_ok": number,
+        "easy_units": int(number and not totals),
+        "hard_units": len(totals),
+        "easy_with_reflection": 0,
+        "hard_without_reflection": 0,
+        "peer_answers": [[_stated(demonstration(problem, peer, slip=0.1, direct=0.5)) for _ in range(4)]],
+        "smith_facts": {
+            "role": "use",
+            "correct": _is_right(answer, entry),
+            "turns": len(totals),
+            "calls_ok": sum(map(str.__eq__, totals, right)),
+            "final_answer": number,
+        },
+    }
 
 
 def format_reward(completions: Sequence[Any], entry: Sequence[str], **columns: Any) -> list[float]:
@@ -215,7 +318,7 @@ def format_reward(completions: Sequence[Any], entry: Sequence[str], **columns: A
 
 
 def _is_working(text: str, entry: dict[str, Any]) -> bool:
-    first, *rest = _terms(entry["metadata"]["expression"].replace(" ", ""))
+    first, *rest = terms_of(entry["metadata"]["expression"].replace(" ", ""))
     pattern = f"{first}" + "".join(rf"{re.escape(f'{term:+d}')}=-?\d+" for term in rest)
     return re.fullmatch(pattern, text) is not None
 

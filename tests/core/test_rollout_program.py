@@ -353,6 +353,19 @@ def test_a_batch_scope_allocator_is_asked_once_every_row_of_the_step_has_ended()
     assert [op.until for op in run.operations] == ["all", "all"]
 
 
+def test_a_batch_scope_allocator_may_come_back_to_a_group_it_passed_over():
+    @dataclass
+    class Alternating(Allocator):
+        kind, name, scope = "allocator", "alternating", "batch"
+
+        def more(self, idle, ctx):
+            rounds = max(len(g.rollouts) for g in idle)
+            chosen = {0: idle, 1: idle[:1], 2: idle[1:]}.get(rounds, [])
+            return [r for g in chosen for r in g.start(1 if rounds < 2 else 2)]
+
+    assert [len(g.rollouts) for g in Run(Alternating()).groups] == [2, 3]
+
+
 def test_a_batch_scope_allocator_waits_for_rows_that_stand_at_a_pause():
     allocator = Rounds(waits=True)
     Run(allocator, Watching(at=4), lengths=lambda r: 6 if r.prompt_key == "p1" else 2)
@@ -414,6 +427,38 @@ def test_a_hook_gets_the_answer_of_the_operation_it_yields():
 
     Run(Asking())
     assert [len(a) for a in answers] == [4]
+
+
+def test_an_allocator_may_do_without_the_last_rows_of_a_wave():
+    @dataclass
+    class Impatient(Allocator):
+        kind, name, scope, finish_share = "allocator", "impatient", "batch", 0.5
+
+        def more(self, idle, ctx):
+            return [r for g in idle if not g.rollouts for r in g.start(3)]
+
+    run = Run(Impatient(), lengths=lambda r: 1 + 2 * r.slot, max_tokens=9)
+    assert [type(o).__name__ for o in run.operations] == ["Generate", "Abort"]
+    assert [[(r.state, len(r)) for r in g.rollouts] for g in run.ctx.started] == [
+        [("finished", 1), ("finished", 3), ("pruned", 3)]
+    ] * 2
+    assert [len(g.done()) for g in run.groups] == [2, 2]
+
+
+def test_an_allocator_may_ask_the_policy_before_it_answers():
+    answers = []
+
+    @dataclass
+    class Asking(Allocator):
+        kind, name = "allocator", "asking"
+
+        def more(self, idle, ctx):
+            answers.append((yield Forward([r for g in idle for r in g.rollouts], "entropy")))
+            return [r for g in idle if len(g.rollouts) < 2 for r in g.start(1)]
+
+    run = Run(Asking(), groups=1, offered=["p0"])
+    assert [len(g.rollouts) for g in run.groups] == [2]
+    assert [[len(row) for row in rows] for rows in answers] == [[], [2], [2, 2]]
 
 
 # ---- replay

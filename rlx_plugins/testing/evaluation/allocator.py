@@ -17,6 +17,9 @@ from ...core.registry import create
 from ...core.rollout import drive, rollout_program
 from ...core.trajectory import Group, Rollout
 from ..scripted import ScriptedExecutor, table
+from .allocator_plans import FORMS as PLAN_FORMS
+from .allocator_rounds import FORMS as ROUND_FORMS
+from .allocator_trees import FORMS as TREE_FORMS
 from .building import only_given
 
 Result = dict[str, Any]
@@ -206,4 +209,4 @@ def pilot_commit(
     }
 
 
-FORMS = {"pilot_commit": pilot_commit, "vigor": vigor}
+FORMS = {"pilot_commit": pilot_commit, "vigor": vigor, **PLAN_FORMS, **ROUND_FORMS, **TREE_FORMS}

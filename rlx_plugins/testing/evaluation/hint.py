@@ -19,6 +19,7 @@ from ...core.rollout import drive, rollout_program
 from ...core.trajectory import Group, Rollout
 from ...hints.adaprefix import AdaPrefix
 from ...hints.guide import GUIDED
+from ...hints.xrpo import SEEDED
 from ..scripted import ScriptedExecutor
 from .building import tensor
 
@@ -164,4 +165,56 @@ def _advantages(credit: Any, groups: list[Group]) -> list[tuple[Rollout, float]]
     return list(zip(out.rollout, out.advantages[:, 0].tolist()))
 
 
-FORMS = {"adaprefix": adaprefix, "guide": guide}
+def xrpo(
+    rewards,
+    group,
+    prompt_embedding,
+    corpus_prompt,
+    corpus_embedding,
+    corpus_tokens,
+    k=2,
+    min_sim=-1.0,
+    max_example_tokens=1024,
+    budget_tokens=2048,
+    **given,
+) -> Result:
+    own = {
+        "examples": k,
+        "min_similarity": min_sim,
+        "max_example_tokens": max_example_tokens,
+        "budget_tokens": budget_tokens,
+        "extra": 1,
+    }
+    part = create("hint", "xrpo", **(own | given))
+    part.corpus = [
+        {"prompt_key": str(p), "embedding": tensor(e), "question": [], "answer": [2] * int(n)}
+        for p, e, n in zip(corpus_prompt, corpus_embedding, corpus_tokens, strict=True)
+    ]
+    plain: dict[str, list[float]] = {}
+    for g, reward in zip(group, tensor(rewards).tolist(), strict=True):
+        plain.setdefault(str(g), []).append(reward)
+
+    def reward_of(r: Rollout) -> float:
+        return plain[r.prompt_key][r.slot] if r.slot < len(plain[r.prompt_key]) else math.nan
+
+    def columns(key: str) -> dict[str, Any]:
+        return {"embedding": tensor(prompt_embedding[int(key)])}
+
+    ctx = Context(0, 1, len(plain), 1, 1, {key: [] for key in plain}, list(plain), columns=columns)
+    parts = Parts({"allocator": [_GivenSizes({key: len(row) for key, row in plain.items()})], "hint": [part]})
+    before = list(part.corpus)
+    drive(rollout_program(parts, ctx), ScriptedExecutor(reward_of))
+    part.corpus = before
+    plan: Result = {}
+    for g in ctx.started:
+        if not part.failed(g):
+            continue
+        examples = part.chosen(g)
+        tokens = sum(e.tokens for e in examples)
+        assert [len(r.prompt) for r in g.rollouts if r.tag == SEEDED] == [tokens] * bool(examples)
+        mode = "seeded" if examples else "zero_shot"
+        plan[g.prompt_key] = {"examples": [list(e) for e in examples], "tokens": tokens, "mode": mode}
+    return {"plan": plan}
+
+
+FORMS = {"adaprefix": adaprefix, "guide": guide, "xrpo": xrpo}

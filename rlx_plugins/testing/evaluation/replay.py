@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ...core.context import Context
 from ...core.registry import create
@@ -90,4 +94,37 @@ def _loss(
     }
 
 
-FORMS = {"rollout_replay": rollout_replay}
+def cadence(
+    group, answers, correct, seq_mean_logp, min_consistency=0.6, min_samples=4, max_per_prompt=2, **given
+) -> Result:
+    bound = None if max_per_prompt is None or max_per_prompt == math.inf else int(max_per_prompt)
+    own = {"min_consistency": min_consistency, "min_samples": min_samples, "max_per_prompt": bound}
+    part = create("replay", "cadence", **(own | given))
+    mean_logp = tensor(seq_mean_logp)
+    verdicts = part.vote(group, answers, [bool(c) for c in tensor(correct)], mean_logp.tolist())
+    selected = [i for v in verdicts.values() for i in v.rows]
+    return {
+        "selected": selected,
+        "prompts": {g: {"share": v.share, "accepted": v.accepted} for g, v in verdicts.items()},
+        "loss": _fine_tuning_loss(mean_logp[selected]) if selected else 0.0,
+    }
+
+
+def _fine_tuning_loss(mean_logp: Tensor) -> Tensor:
+    """The loss of kept rows, one token each, as the update makes it of their column and advantage."""
+    rows = reward_batch(
+        torch.ones_like(mean_logp), list(range(len(mean_logp))), self_distilled=torch.ones_like(mean_logp)
+    )
+    advantages = create("advantage", "cadence")(rows)["advantages"]
+    out = run_loss(
+        {"clip": create("clip", "gpg")},
+        logp_new=mean_logp[:, None],
+        response_mask=torch.ones(len(mean_logp), 1),
+        advantages=advantages,
+        agg="seq_mean_token_mean",
+        logp_old=mean_logp[:, None],
+    )
+    return out["loss"]
+
+
+FORMS = {"rollout_replay": rollout_replay, "cadence": cadence}

@@ -195,6 +195,28 @@ def test_hidden_states_are_vectors_and_prompt_entropy_is_a_number():
     assert first == second and 0 < first < torch.log(torch.tensor(4.0))
 
 
+def test_the_entropy_of_each_token_is_that_of_the_batch_phase():
+    host = TableHost(turns=2)
+    group = start(host, 6)
+    generate(host, group)
+    batch = host.signals(pack([group], dtype=torch.float64), frozenset({"entropy"}))
+    for row, found in enumerate(host.execute(Forward(group.rollouts, "entropy"))):
+        torch.testing.assert_close(batch.entropy[row, : len(group.rollouts[row])], torch.tensor(found).double())
+
+
+def test_a_banned_token_is_not_the_next_one_and_may_be_the_one_after():
+    host, plain = TableHost(), TableHost()
+    group, free = start(host, 40), start(plain, 40)
+    for r in group.rollouts:
+        r.banned = [GOOD]
+    generate(host, group)
+    generate(plain, free)
+    assert all(r.tokens[0] != GOOD and r.banned == [] for r in group.rollouts)
+    assert any(GOOD in r.tokens for r in group.rollouts) and any(r.tokens[0] == GOOD for r in free.rollouts)
+    kept = [(a, b) for a, b in zip(group.rollouts, free.rollouts) if a.tokens[0] == b.tokens[0]]
+    assert kept and all(a.segments[0].logp[0] == b.segments[0].logp[0] for a, b in kept)
+
+
 def test_every_signal_of_the_profile_is_in_a_batch():
     host = TableHost()
     group = start(host)

@@ -1,0 +1,125 @@
+"""Signals that a user supplies: columns of the dataset, and fields of rollout code or of a reward function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.config import Parts
+from ..core.errors import ConfigError, DataError
+from ..core.host import BATCH_SIGNALS, TOKEN_SIGNALS
+
+VALUES = frozenset({"values", "value_prior"})
+"""What a value model or a critic supplies: the expected return before each response token, and before the first."""
+
+TOP = 5
+"""Tokens whose probabilities add up to the signal `confidence`."""
+
+OPTION = "rollout_signals"
+"""Name of the hosts' option that lists the fields of rollout code and reward functions to take as signals."""
+
+OF_THE_HOST = BATCH_SIGNALS | frozenset(
+    "logp_new logp_old logp_ref logp_prox logp_rollout logp_behavior entropy reward_components component_names"
+    " prompt_ids rollout".split()
+)
+"""Signals that hosts make themselves, whatever a field of that name says."""
+
+OF_MODEL_TOKENS = frozenset({"turn_ids", "segment_ids"})
+"""Signals that are -1 outside response_mask."""
+
+
+def check_names(option: str, names: Any) -> tuple[str, ...]:
+    """The names listed under `option`; ConfigError if they are no list of names, or signals of the host's own."""
+    if names is None:
+        return ()
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{option}: expected names like [info_gain,confidence], got {names!r}")
+    for name in names:
+        if name in OF_THE_HOST:
+            raise ConfigError(f"{option} names {name!r}, which the host makes itself; remove it or rename the field")
+    return tuple(names)
+
+
+def per_token(parts: Parts) -> frozenset[str]:
+    """Signals of a run that hold one entry per response token."""
+    return TOKEN_SIGNALS.union(*(part.token_signals for part in parts))
+
+
+def row_column(values: Sequence[Any], device: torch.device | None = None) -> Any:
+    """One value per row: a float32 tensor [B] where they are numbers (None: NaN), else the list."""
+    if all(v is None or isinstance(v, (bool, int, float)) for v in values):
+        return torch.tensor([float("nan") if v is None else float(v) for v in values], device=device)
+    return list(values)
+
+
+def token_column(
+    name: str, rows: Sequence[Any], lengths: Sequence[int], width: int, where: Callable[[int], str]
+) -> Tensor:
+    """[B,width] or [B,width,K] from one list per row with an entry (a number or K numbers) per response token.
+
+    None for a row or an entry is unknown. int64 padded with -1, bool with False, or float32 with NaN. DataError names
+    the field and the row (`where(i)`) whose list is not as long as its response (`lengths[i]`).
+    """
+    found = [_entries(name, row, n, where, i) for i, (row, n) in enumerate(zip(rows, lengths))]
+    known = [values for values in found if values is not None and len(values)]
+    kinds = {values.dtype for values in known}
+    dtype = kinds.pop() if len(kinds) == 1 and all(values is not None for values in found) else torch.float32
+    fill: Any = {torch.bool: False, torch.int64: -1}.get(dtype, float("nan"))
+    inner = {values.shape[1:] for values in known} or {torch.Size()}
+    if len(inner) > 1:
+        raise DataError(f"the field {name!r} has entries of different sizes: {', '.join(str(list(s)) for s in inner)}")
+    out = torch.full((len(found), width, *inner.pop()), fill, dtype=dtype)
+    for i, values in enumerate(found):
+        if values is not None and len(values):
+            out[i, : len(values)] = values.to(dtype)
+    return out
+
+
+def _entries(name: str, row: Any, n: int, where: Callable[[int], str], i: int) -> Tensor | None:
+    """The entries of one row [n] or [n,K]: bool, int64 or float32; None where all are unknown."""
+    if row is None:
+        return None
+    row = row.tolist() if hasattr(row, "tolist") else row
+    given = len(row) if isinstance(row, (list, tuple)) else None
+    if given != n:
+        has = f"{given} entries" if given is not None else f"{row!r:.40}"
+        raise DataError(
+            f"the field {name!r} of {where(i)} has {has} for a response of {n} tokens; it takes a list with one entry"
+            " per response token, tool output included"
+        )
+    try:
+        values = torch.tensor([float("nan") if v is None else v for v in row])
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the field {name!r} of {where(i)} does not hold numbers: {error}") from error
+    return values if values.dtype in (torch.bool, torch.int64) else values.float()
+
+
+def in_place_of(made: Tensor, given: Tensor) -> Tensor:
+    """A user's token column [B,T] in the type of the one the host made; unknown entries are -1 (False in a mask)."""
+    unknown = 0 if made.dtype == torch.bool else -1
+    return torch.nan_to_num(given.to(made.device, torch.float64), nan=unknown).to(made.dtype)
+
+
+def add_supplied(
+    columns: dict[str, Any],
+    fields: Iterable[tuple[str, Sequence[Any]]],
+    lengths: Sequence[int],
+    where: Callable[[int], str],
+    token_signals: frozenset[str],
+) -> None:
+    """Put a user's fields (name, one value per row) into the table `columns`, in the place of the host's own.
+
+    Signals per token become tensors; others a tensor [B] where they are numbers, else a list.
+    """
+    mask: Tensor = columns["response_mask"]
+    for name, values in fields:
+        if name not in token_signals:
+            columns[name] = row_column(values, mask.device)
+            continue
+        given = token_column(name, values, lengths, mask.shape[1], where).to(mask.device)
+        if isinstance(columns.get(name), Tensor):
+            given = in_place_of(columns[name], given)
+        columns[name] = torch.where(mask, given, -1) if name in OF_MODEL_TOKENS else given
