@@ -28,7 +28,8 @@ class AdaPrefix(Hint):
     Every `interval` steps, over the prompts seen since, with e_i = target - (moving average of the success rate of i):
     level += gain_global * mean e;  offset_i += gain_local * (e_i - mean e).
 
-    Prefix tokens are a "hint" segment: outside response_mask, in `hint_mask`. Success is the groups' rate of rewards
+    Prefix tokens are a "hint" segment: outside response_mask, in `hint_mask`. With `imitate` they are inside both, and
+    trained like the model's own, as far as `selector: adhint` lets them. Success is the groups' rate of rewards
     above `success_threshold`, weighted by 1/propensity; several groups of a prompt in one step count as one, with their
     mean rate.
 
@@ -50,6 +51,7 @@ class AdaPrefix(Hint):
     withdraw_start: float = param(0.7, ge=0, le=1, doc="share of the run after which help is faded out")
     withdraw_end: float = param(0.9, ge=0, le=1, doc="share of the run after which there is none")
     success_threshold: float = param(0.5, doc="a rollout succeeded if its reward is above it")
+    imitate: bool = param(False, doc="train the prefix tokens too; the paper does not")
 
     level: float = state(0.0)
     offset: dict = state(factory=dict)
@@ -73,7 +75,7 @@ class AdaPrefix(Hint):
             solution = column_tokens(self, groups[r.group], self.column)
             n = min(self.prefix_length(r.prompt_key, len(solution), ctx), r.max_tokens - 1)
             if n > 0 and not r.segments:
-                r.segments.append(Segment(solution[:n], "hint"))
+                r.segments.append(Segment(solution[:n], "hint", imitated=self.imitate))
 
     def observe(self, groups: list[Group], ctx: Context) -> None:
         rates = self.success_rates(groups)

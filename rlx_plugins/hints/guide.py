@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core.context import Context
-from ..core.errors import DataError
 from ..core.kinds import Hint
 from ..core.operations import Forward, Steps
 from ..core.params import param
 from ..core.registry import register
-from ..core.trajectory import Group, Rollout, Segment
+from ..core.trajectory import Group, Rollout
+from ._behavior import engine_logp, lacks_behavior, record_behavior
 from ._columns import column_tokens
 
 GUIDED = "guided"
@@ -82,16 +82,15 @@ class Guide(Hint):
                 replaced = any(r.tag == GUIDED for r in g.done())
                 for r in g.rollouts:
                     r.keep = r.keep and not (replaced and r.tag != GUIDED)
-        rows = [r for g in groups for r in g.done() if r.context and any(map(_lacks_behavior, r.segments))]
+        rows = [r for g in groups for r in g.done() if r.context and any(map(lacks_behavior, r.segments))]
         if not rows:
             return
-        known = [_engine_logp(r) for r in rows] if self.behavior_logp == "engine" else (yield Forward(rows, "logp"))
+        if self.behavior_logp == "engine":
+            known = [engine_logp(self, r, "hint.behavior_logp=forward") for r in rows]
+        else:
+            known = yield Forward(rows, "logp")
         for r, logp in zip(rows, known, strict=True):
-            at = 0
-            for s in r.segments:
-                if _lacks_behavior(s):
-                    s.logp_behavior = list(logp[at : at + len(s.tokens)])
-                at += len(s.tokens)
+            record_behavior(r, logp)
 
     def _triggered(self, group: Group) -> bool:
         """Everything tried so far failed, nothing was tried with the hint yet, and there is one that fits."""
@@ -101,21 +100,3 @@ class Guide(Hint):
         hint = column_tokens(self, group, self.column)
         room = self.max_prompt_tokens
         return bool(hint) and (room is None or len(group.prompt) + len(hint) <= room)
-
-
-def _lacks_behavior(segment: Segment) -> bool:
-    """Whether these are tokens of the model whose log-probabilities under the hint are still to be recorded."""
-    return segment.from_model and segment.logp_behavior is None
-
-
-def _engine_logp(rollout: Rollout) -> list[float]:
-    """What the engine reported for each response token; NaN on tokens the model did not write."""
-    out: list[float] = []
-    for s in rollout.segments:
-        if s.from_model and s.logp is None:
-            raise DataError(
-                f"hint guide: the engine reported no log-probabilities for a hinted rollout of {rollout.prompt_key!r};"
-                " make it report them, or use hint.behavior_logp=forward"
-            )
-        out += s.logp if s.logp is not None else [math.nan] * len(s.tokens)
-    return out
