@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ..core.errors import ConfigError
 
 @dataclass
 class RunFolder:
-    """`runs/<name>`: recipe.json (resolved), metrics.jsonl, summary.json, curves.png, checkpoints/."""
+    """`runs/<name>`: recipe.json (resolved), metrics.jsonl, summary.json or failure.json, curves.png, checkpoints/."""
 
     path: Path
 
@@ -39,6 +40,7 @@ class RunFolder:
         if overwrite:
             folder.metrics.unlink(missing_ok=True)
             folder.summary.unlink(missing_ok=True)
+            shutil.rmtree(folder.checkpoints, ignore_errors=True)  # else a later --resume would go on from the old run
         return folder
 
     @property
@@ -52,6 +54,10 @@ class RunFolder:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def failure(self) -> Path:
+        return self.path / "failure.json"
 
     @property
     def curves(self) -> Path:
@@ -81,13 +87,22 @@ class RunFolder:
             yield from self.metrics.read_text().splitlines()
 
 
+def is_main_process() -> bool:
+    """Whether this process writes the run's folder: rank 0 of accelerate or torchrun, or one without a launcher."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
         with os.fdopen(fd, "w") as f:
-            json.dump(value, f, indent=2)
-            f.write("\n")
+            f.write(text)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

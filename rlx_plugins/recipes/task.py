@@ -8,6 +8,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.errors import ConfigError, close_matches
+from . import data_task
+from .data_task import DataTask
+
+TINY_TASKS: dict[str, str | None] = {
+    "tiny": None,
+    "tiny-few": None,
+    "tiny-engine": "rlx_plugins.testing.tiny_engine:fp8_engine",
+    "tiny-mixed": "rlx_plugins.testing.tiny_engine:mixed_sources",
+    "tiny-agent": "rlx_plugins.testing.tiny_agent:stepwise_agent",
+}
+"""Tasks of rlx_plugins.testing -> the rollout code they bring along on host trl.
+
+tiny         sums; the host generates
+tiny-few     the same with 64 training prompts, so that epochs pass
+tiny-engine  the same, sampled by an engine of its own that reports log-probs (trl: the policy with weights in FP8;
+             verl: its rollout server)
+tiny-mixed   the same, with a reference solution among each prompt's rollouts (trl only)
+tiny-agent   the same, term by term in several turns (trl only)
+"""
+
+TINY_REWARDS = ("accuracy", "format", "brevity")
+
+
+def is_tiny(task: str | DataTask) -> bool:
+    """Whether it is one of our tiny tasks."""
+    return isinstance(task, str) and task in TINY_TASKS
 
 
 @dataclass
@@ -17,12 +43,14 @@ class Task:
     train, eval  datasets in the host's own format (TRL: a `prompt` column and whatever the rewards read)
     rewards      reward functions by the name a recipe uses
     evaluate     (model, tokenizer) -> held-out accuracy in [0, 1], or None
+    rollout_func  rollout code in TRL's form, in the place of the host's own generation
     """
 
     train: Any
     eval: Any = None
     rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     evaluate: Callable[[Any, Any], float] | None = None
+    rollout_func: Callable[..., Any] | None = None
 
     def reward(self, name: str) -> Callable[..., Any]:
         """A reward of the task by name, or any function by "package.module:function"."""
@@ -36,31 +64,54 @@ class Task:
         )
 
 
-def load_task(name: str, seed: int) -> Task:
-    """`tiny`, or the task "package.module:function" returns (a `Task`, or a mapping with its fields)."""
-    if name == "tiny":
-        return _tiny_task(seed)
-    if ":" not in name:
-        raise ConfigError(f"unknown task {name!r} (accepted: tiny, or package.module:function of your own)")
-    made = load_object(name, "task")()
+def reward_names(task: str | DataTask) -> tuple[str, ...] | None:
+    """Names of the rewards a task brings along; None where only its function can tell."""
+    if isinstance(task, DataTask):
+        return data_task.REWARDS
+    return TINY_REWARDS if is_tiny(task) else None
+
+
+def load_task(task: str | DataTask, seed: int) -> Task:
+    """A tiny task, a dataset, or what "package.module:function" returns (a `Task`, or a mapping with its fields)."""
+    if isinstance(task, DataTask):
+        from .answers import accuracy_reward, format_reward
+
+        return Task(train=task.rows(task.split), rewards={"accuracy": accuracy_reward, "format": format_reward})
+    if is_tiny(task):
+        return _tiny_task(task, seed)
+    check_task(task)
+    made = load_object(task, "task")()
     if isinstance(made, Task):
         return made
-    if isinstance(made, Mapping) and "train" in made and set(made) <= {"train", "eval", "rewards", "evaluate"}:
+    if isinstance(made, Mapping) and "train" in made and set(made) <= set(Task.__dataclass_fields__):
         return Task(**made)
-    raise ConfigError(
-        f"task {name}: expected a Task or a mapping with train, eval, rewards, evaluate; got {made!r:.100}"
-    )
+    fields = ", ".join(Task.__dataclass_fields__)
+    raise ConfigError(f"task {task}: expected a Task or a mapping with {fields}; got {made!r:.100}")
 
 
-def _tiny_task(seed: int) -> Task:
+def check_task(task: str | DataTask) -> None:
+    """Refuse a name that is neither a tiny task nor a function."""
+    if isinstance(task, str) and task not in TINY_TASKS and ":" not in task:
+        accepted = f"{', '.join(TINY_TASKS)}, package.module:function of your own, or a mapping with a dataset"
+        raise ConfigError(f"unknown task {task!r}{close_matches(task, TINY_TASKS)} (accepted: {accepted})")
+
+
+def train_size(name: str) -> int:
+    """Training prompts of a tiny task."""
+    return 64 if name == "tiny-few" else 2000
+
+
+def _tiny_task(name: str, seed: int) -> Task:
     from ..testing.tiny_tasks import accuracy_reward, brevity_reward, format_reward, greedy_accuracy, tiny_dataset
 
     held_out = tiny_dataset("eval", size=400)
+    rollouts = TINY_TASKS[name]
     return Task(
-        train=tiny_dataset("train", size=2000, seed=seed),
+        train=tiny_dataset("train", size=train_size(name), seed=seed),
         eval=held_out,
-        rewards={"accuracy": accuracy_reward, "format": format_reward, "brevity": brevity_reward},
+        rewards=dict(zip(TINY_REWARDS, (accuracy_reward, format_reward, brevity_reward), strict=True)),
         evaluate=lambda model, tokenizer: greedy_accuracy(model, tokenizer, held_out),
+        rollout_func=load_object(rollouts, "rollout code") if rollouts is not None else None,
     )
 
 
