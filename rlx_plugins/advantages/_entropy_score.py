@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..clipping._order import kth_smallest
 from ..core.segments import wide
 from ..core.terms import masked
 
@@ -22,10 +23,9 @@ def entropy_score(entropy: Tensor, mask: Tensor, quantile: float, signed: bool =
     entropy = wide(entropy.detach())
     live = mask & torch.isfinite(entropy)
     x = masked(entropy, live).clamp(min=LEAST_ENTROPY).log()
-    ascending = torch.where(live, x, torch.inf).flatten().sort().values
     last = (live.sum() - 1).clamp(min=0)
     rank = (quantile * last.to(torch.float64)).round().long()  # half to even
-    d = masked(x - ascending.index_select(0, rank.reshape(1)), live)
+    d = masked(x - kth_smallest(torch.where(live, x, torch.inf), rank + 1), live)
     up, down = d.max(), d.min()
     above = d / torch.where(up > 0, up, torch.ones_like(up))
     below = d / torch.where(down < 0, -down, torch.ones_like(down))

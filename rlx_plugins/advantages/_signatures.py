@@ -52,7 +52,15 @@ def signature_function(name: str) -> Callable[[Rollout], Signatures]:
 def numbered(rows: Iterable[Iterable[Hashable] | None]) -> list[list[int]]:
     """Signatures as integers, equal ones alike."""
     numbers: dict[Hashable, int] = {}
-    return [[numbers.setdefault(_hashable(s), len(numbers)) for s in (() if row is None else row)] for row in rows]
+    return [[_number(numbers, s) for s in (() if row is None else row)] for row in rows]
+
+
+def _number(numbers: dict[Hashable, int], signature: Any) -> int:
+    """The number of the signature, a new one where it has none."""
+    try:
+        return numbers.setdefault(signature, len(numbers))
+    except TypeError:  # a list or a set somewhere inside
+        return numbers.setdefault(_hashable(signature), len(numbers))
 
 
 def _hashable(signature: Any) -> Hashable:

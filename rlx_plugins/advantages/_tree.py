@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -138,13 +139,25 @@ def tree_columns(batch: RolloutBatch, source: TreeSource) -> tuple[Tensor, Tenso
     width = batch.response_mask.shape[1]
     if source == "column":
         return padded_ids(batch.node_ids, batch.device, width), padded_ids(batch.node_path, batch.device)
-    tokens, paths = fork_tree(batch.rollout, batch.group.tolist())
-    ids = padded_ids(tokens, batch.device, width)
-    return torch.where(batch.segment_ids >= 0, ids, -1), padded_ids(paths, batch.device)
+    pieces = fork_pieces(batch.rollout, batch.group.tolist())
+    path = padded_ids([[node for node, _ in row] for row in pieces], batch.device)
+    tokens = padded_ids([[n for _, n in row] for row in pieces], batch.device).clamp(min=0)
+    end = torch.nn.functional.pad(tokens.cumsum(1).clamp(max=width), (1, 0))
+    there = torch.arange(width, device=batch.device) < end[:, -1:]
+    ids = torch.full(there.shape, -1, device=batch.device)
+    ids.masked_scatter_(there, path.flatten().repeat_interleave(end.diff(dim=1).flatten()))
+    return torch.where(batch.segment_ids >= 0, ids, -1), path
 
 
 def fork_tree(rollouts: Sequence[Rollout], group: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """Node ids per token, and the path, of every rollout of a batch, from the forks its tags tell of.
+    """Node ids per token, and the path, of every rollout of a batch, from the forks its tags tell of."""
+    pieces = fork_pieces(rollouts, group)
+    tokens = [list(chain.from_iterable([node] * n for node, n in row)) for row in pieces]
+    return tokens, [[node for node, _ in row] for row in pieces]
+
+
+def fork_pieces(rollouts: Sequence[Rollout], group: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """(node, number of its tokens) along every rollout of a batch, from the forks its tags tell of.
 
     A rollout from whose very end others were forked ends in a node of its own without tokens.
     """
@@ -177,6 +190,4 @@ def fork_tree(rollouts: Sequence[Rollout], group: Sequence[int]) -> tuple[list[l
     for g, slot in rows:
         if (above := origin(g, slot)) is not None:
             cuts.setdefault((g, above[0]), set()).add(above[1])
-    found = [pieces(g, r.slot, len(r), whole=True) for g, r in zip(group, rollouts, strict=True)]
-    tokens = [[node for node, n in row for _ in range(n)] for row in found]
-    return tokens, [[node for node, _ in row] for row in found]
+    return [pieces(g, r.slot, len(r), whole=True) for g, r in zip(group, rollouts, strict=True)]

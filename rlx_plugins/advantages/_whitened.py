@@ -21,7 +21,7 @@ def whitened(x: Tensor, tokens: Tensor, eps: float = 1e-8) -> Tensor:
     one_each = tokens.dtype == torch.bool
     there = tokens if one_each else tokens > 0
     x = masked(wide(x), there)
-    total = tokens.sum().to(x.dtype)
+    total = tokens.sum(dtype=torch.int32 if one_each else None).to(x.dtype)  # bools summed as int64 are slow
 
     def over_tokens(values: Tensor) -> Tensor:
         return (values if one_each else values * tokens).sum() / (total + 1e-8)

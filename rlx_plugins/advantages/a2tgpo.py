@@ -17,9 +17,9 @@ from ..core.segments import counted, wide, zscore
 from ..core.terms import masked
 from ..core.trajectory import Group
 from ..hints._columns import column_tokens
+from ._discounted import discounted_returns
 from ._information_gain import information_gain
 from ._ragged import ragged
-from .reinforce_pp import discounted_returns
 
 
 @register("advantage", "a2tgpo")

@@ -16,6 +16,7 @@ from ..core.segments import counted, wide
 from ..core.terms import masked
 from ._group_baseline import group_baseline
 from ._ragged import padded_ids
+from ._runs import Runs
 from ._tree import FORK_SIGNALS, Nodes, TreeSource, tree_columns
 
 
@@ -62,17 +63,18 @@ class ARPO(Advantage):
         rewards = wide(batch.rewards)
         scorable = counted(rewards)
         z = self.z_scores(batch, rewards)
-        nodes = Nodes(batch.groups.index, self._node_ids(batch))
+        runs = Runs(self._node_ids(batch))
+        nodes = Nodes(batch.groups.index, runs.of)
         there = (nodes.at < nodes.count) & scorable[:, None]
         share = nodes.add(torch.ones_like(z), there)
-        copies = nodes.add(torch.ones_like(z), there & batch.response_mask)
+        copies = nodes.add(torch.ones_like(z), there & runs.any(batch.response_mask))
         shared = nodes.spread(nodes.add(z, there) / copies.clamp(min=1))
         if self.mode == "soft":
             everywhere = nodes.spread((copies == share).to(z.dtype)) > 0
             shared = torch.where(everywhere, z[:, None], shared)
         return {
-            "advantages": masked(shared, there & batch.response_mask),
-            "share_count": nodes.spread(share),
+            "advantages": masked(runs.spread(masked(shared, there)), batch.response_mask),
+            "share_count": runs.spread(nodes.spread(share)),
             "trajectory_advantage": z,
         }
 

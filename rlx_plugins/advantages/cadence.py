@@ -13,6 +13,7 @@ from ..core.params import param
 from ..core.registry import register
 from ..core.segments import counted, wide
 from ..core.terms import masked
+from ..replay.cadence import SELF_DISTILLED
 
 
 @register("advantage", "cadence")
@@ -29,6 +30,9 @@ class CADENCE(Advantage):
     success_threshold), group [B], response_mask [B,T]; returns advantages [B,T], 0 where masked and for unscorable
     rows, `centred_reward` and `brevity` [B], u. Unscorable rows and rows without tokens enter no mean. reward=cadence
     passes on the verifier's judgement as `correct`, since its partial credit is no judgement.
+
+    Rows of replay=cadence (column self_distilled [B] = 1, where the batch has it) have advantage 1: they are trained as
+    by supervised fine-tuning.
 
     In the paper this joins the token advantage of the method's distillation. All three coefficients are reconstructed.
     """
@@ -47,6 +51,8 @@ class CADENCE(Advantage):
         centred = masked(rewards - groups.spread(groups.mean(rewards, pool)), pool)
         brevity = self.brevity(batch, pool)
         advantages = self.reward_coef * centred + self.brevity_coef * brevity
+        if batch.has(SELF_DISTILLED):
+            advantages = torch.where(batch[SELF_DISTILLED] == 1, torch.ones_like(advantages), advantages)
         return {"advantages": batch.spread(advantages), "centred_reward": centred, "brevity": brevity}
 
     def brevity(self, batch: RolloutBatch, pool: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from ..core.registry import register
 from ..core.segments import counted, wide
 from ..core.terms import masked
 from ..core.trajectory import Group, Rollout, Segment
-from ._tree import Tree, TreeSource, fork_tree, tree_columns
+from ._runs import Runs
+from ._tree import Tree, TreeSource, fork_pieces, tree_columns
 
 BLOCK_COLUMNS = frozenset({"node_ids", "node_path", "block_embedding"})
 
@@ -84,23 +85,31 @@ class DATPO(Advantage):
         if self.tree == "column":
             return
         rollouts = [r for g in groups for r in g.done()]
-        ids, paths = fork_tree(rollouts, [n for n, g in enumerate(groups) for _ in g.done()])
+        pieces = fork_pieces(rollouts, [n for n, g in enumerate(groups) for _ in g.done()])
         blocks: dict[int, Rollout] = {}
-        for rollout, nodes, path in zip(rollouts, ids, paths, strict=True):
-            rollout.extras |= {"node_ids": nodes, "node_path": path}
-            for block in path:
-                blocks.setdefault(block, _block(rollout, nodes, block))
+        for rollout, row in zip(rollouts, pieces, strict=True):
+            path = [node for node, _ in row]
+            of_token = torch.tensor(path, dtype=torch.int64).repeat_interleave(torch.tensor([n for _, n in row]).long())
+            rollout.extras |= {"node_ids": of_token, "node_path": path}
+            tokens, begin = rollout.tokens, 0
+            for block, n in row:
+                if block not in blocks:
+                    own = [Segment(tokens[begin : begin + n])]
+                    blocks[block] = dataclasses.replace(rollout, segments=own, extras={})
+                begin += n
         hidden = yield Forward(list(blocks.values()), "hidden")
-        vectors = {block: [float(v) for v in state] for block, state in zip(blocks, hidden, strict=True)}
+        vectors = dict(zip(blocks, hidden, strict=True))
         for rollout in rollouts:
             rollout.extras["block_embedding"] = [vectors[block] for block in rollout.extras["node_path"]]
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         tree, credit = self.tree_credit(batch)
-        at = tree.locate(tree_columns(batch, "column")[0])
+        mask, runs = batch.response_mask, Runs(tree_columns(batch, "column")[0])
+        at = tree.locate(runs.of)
+        first = first_copies(tree, at, runs.any(mask))
         return {
-            "advantages": masked(tree.spread(credit.advantage, at), batch.response_mask),
-            "keep_mask": first_copies(tree, at, batch.response_mask).to(batch.dtype),
+            "advantages": masked(runs.spread(tree.spread(credit.advantage, at)), mask),
+            "keep_mask": masked(runs.spread(first.to(batch.dtype)), mask),
             "bonus_weight": self.bonus_weight(batch),
         }
 
@@ -138,29 +147,22 @@ def sibling_diversity(tree: Tree, embeddings: Tensor) -> Tensor:
 
 def block_embeddings(batch: RolloutBatch, tree: Tree) -> Tensor:
     """[N,H] the embedding of every block, from the rows' lists of vectors along their paths."""
-    rows = torch.tensor(
-        [vector for row in batch.block_embedding for vector in row], dtype=batch.dtype, device=batch.device
-    )
+    vectors = [torch.as_tensor(vector, dtype=batch.dtype) for row in batch.block_embedding for vector in row]
     at = tree.at[tree.at < tree.count]
-    if len(rows) != len(at):
+    if len(vectors) != len(at):
         raise DataError(
-            f"advantage datpo: block_embedding has {len(rows)} vectors for the {len(at)} blocks of node_path;"
+            f"advantage datpo: block_embedding has {len(vectors)} vectors for the {len(at)} blocks of node_path;"
             " every row needs one for each block of its path"
         )
-    return rows.new_zeros(tree.count, rows.shape[1] if rows.ndim == 2 else 0).index_copy(0, at, rows)
+    rows = torch.stack(vectors).to(batch.device) if vectors else batch.rewards.new_zeros(0, 0, dtype=batch.dtype)
+    return rows.new_zeros(tree.count, rows.shape[1]).index_copy(0, at, rows)
 
 
-def first_copies(tree: Tree, at: Tensor, mask: Tensor) -> Tensor:
-    """[B,T] bool: tokens of `mask` in the first row that has their block there; `at` [B,T] numbers of blocks."""
+def first_copies(tree: Tree, at: Tensor, live: Tensor) -> Tensor:
+    """[B,R] bool: the runs that are in the first row with a live copy of their block; `at` [B,R] numbers of blocks."""
     rows = len(at)
     row = torch.arange(rows, device=at.device)[:, None].expand_as(at)
-    live = mask & (at < tree.count)
+    live = live & (at < tree.count)
     first = torch.full((tree.count + 1,), rows, device=at.device)
     first = first.scatter_reduce(0, torch.where(live, at, tree.count).flatten(), row.flatten(), "amin")
     return live & (first[at] == row)
-
-
-def _block(rollout: Rollout, nodes: list[int], block: int) -> Rollout:
-    """The rollout with the tokens of one block as its whole response, for scoring."""
-    tokens = [token for token, node in zip(rollout.tokens, nodes, strict=True) if node == block]
-    return dataclasses.replace(rollout, segments=[Segment(tokens)], extras={})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..core.batch import RolloutBatch
 from ..core.kinds import Columns
 from ..core.params import param
 from ..core.registry import register
-from ..core.segments import counted, overall_mean_std, wide
+from ..core.segments import counted, wide
 from ..core.terms import masked
 from ._base import Base, OnBase
 from ._confidence import Confidence, token_confidence
@@ -63,9 +64,9 @@ class ECHO(OnBase):
     def score(self, batch: RolloutBatch) -> Tensor:
         """S [B,T], 0 where masked and for unscorable rows."""
         live = batch.response_mask & counted(batch.rewards)[:, None]
-        confidence = token_confidence(batch, self.confidence)
-        score = self.entropy_weight * _white(wide(batch.entropy), live)
-        score = score + self.confidence_weight * _white(1 - wide(confidence), live)
+        entropy, confidence = wide(batch.entropy), token_confidence(batch, self.confidence)
+        score = self.entropy_weight * _white(entropy, live & torch.isfinite(entropy))
+        score = score + self.confidence_weight * _white(1 - confidence, live)
         return score if self.score_clip is None else score.clamp(-self.score_clip, self.score_clip)
 
     def shaped(self, advantages: Tensor, score: Tensor, batch: RolloutBatch) -> Tensor:
@@ -80,8 +81,10 @@ class ECHO(OnBase):
         return masked(out, live)
 
 
-def _white(x: Tensor, live: Tensor) -> Tensor:
-    """`x` normalised over the tokens of `live`; 0 elsewhere and where there are fewer than two."""
-    mean, std = overall_mean_std(x, live)
-    white = (x - mean) / (std.square() + VARIANCE_EPS).sqrt()
-    return masked(white, counted(x, live) & (live.sum() > 1))
+def _white(x: Tensor, tokens: Tensor) -> Tensor:
+    """`x` normalised over `tokens` [B,T] bool; 0 elsewhere and where there are fewer than two."""
+    n = tokens.sum(dtype=torch.int32)
+    x = masked(x, tokens)
+    centred = masked(x - x.sum() / n.clamp(min=1), tokens)
+    variance = centred.square().sum() / (n - 1).clamp(min=1)
+    return centred / (variance + VARIANCE_EPS).sqrt()

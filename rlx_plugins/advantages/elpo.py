@@ -14,6 +14,7 @@ from ..core.params import param
 from ..core.registry import register
 from ..core.segments import counted, wide, zscore
 from ..core.terms import masked
+from ._runs import Runs
 from ._tree import FORK_SIGNALS, Tree, TreeSource, tree_columns
 
 
@@ -63,8 +64,10 @@ class ELPO(Advantage):
     def __call__(self, batch: RolloutBatch) -> Columns:
         node_ids, path = tree_columns(batch, self.tree)
         tree = Tree(batch.groups, path)
-        advantages = tree.spread(self.credit(tree, batch).advantage, tree.locate(node_ids))
-        return {"advantages": masked(advantages, batch.response_mask & counted(batch.rewards)[:, None])}
+        runs = Runs(node_ids)
+        of_run = tree.spread(self.credit(tree, batch).advantage, tree.locate(runs.of))
+        advantages = runs.spread(masked(of_run, counted(batch.rewards)[:, None]))
+        return {"advantages": masked(advantages, batch.response_mask)}
 
     def credit(self, tree: Tree, batch: RolloutBatch) -> NodeCredit:
         """The credit of every node."""

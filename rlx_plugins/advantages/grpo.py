@@ -40,6 +40,10 @@ class GRPO(Advantage):
     singleton: Literal["zero", "raw"] | None = param(None, doc="advantage of a group of one: 0, or its raw reward")
     host: Literal["verl", "trl"] | None = param(None, doc="preset for eps and singleton")
 
+    @property
+    def scope(self) -> str:  # type: ignore[override]
+        return "batch" if self.scale == "batch" else "group"
+
     def __call__(self, batch: RolloutBatch) -> Columns:
         rewards, groups = batch.rewards, batch.groups
         eps = self.eps if self.eps is not None else EPS[self.host]

@@ -64,26 +64,26 @@ class IAPO(OnBase):
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         columns = dict(self.estimator(batch))
-        live = batch.response_mask & (batch.turn_ids >= 0)
-        base = masked(columns["advantages"], live)
-        outcome = base.sum(1) / live.sum(1).clamp(min=1)
-        weights = self.turn_weights(self.evidence(batch), outcome)
-        weight = torch.nn.functional.pad(weights, (0, 1)).gather(1, batch.turn_ids.clamp(0, weights.shape[1]))
-        return columns | {"advantages": masked(base * weight, live), "trajectory_advantage": outcome}
+        turn = model_turns(batch)
+        evidence = self.evidence(batch, turn)
+        base = masked(columns["advantages"], turn >= 0)
+        outcome = base.sum(1) / evidence.tokens.sum(1).clamp(min=1)
+        weights = self.turn_weights(evidence, outcome)
+        weight = torch.nn.functional.pad(weights, (1, 0)).gather(1, turn + 1)  # turn -1: the 0 in front
+        return columns | {"advantages": base * weight, "trajectory_advantage": outcome}
 
-    def evidence(self, batch: RolloutBatch) -> Evidence:
-        """The turns of every row and their scores."""
+    def evidence(self, batch: RolloutBatch, turn: Tensor | None = None) -> Evidence:
+        """The turns of every row and their scores; `turn`: `model_turns` of the batch where they are at hand."""
+        turn = model_turns(batch) if turn is None else turn
         error, flagged = ragged(batch, "error")
         direct, told = ragged(batch, "direct_user")
-        turn = torch.where(batch.response_mask, batch.turn_ids, -1)
         turns = torch.stack([turn.amax(1) + 1, flagged, told]).amax(0)
         width = max(int(turns.max()), 1)
         there = torch.arange(width, device=turn.device) < turns[:, None]
         dtype = batch.dtype
-        tokens = torch.zeros(len(turn), width + 1, dtype=dtype, device=turn.device)
-        tokens = tokens.scatter_add(1, torch.where(turn >= 0, turn, width), torch.ones_like(turn, dtype=dtype))[
-            :, :width
-        ]
+        bin_of = (turn + 1).add_((width + 1) * torch.arange(len(turn), device=turn.device)[:, None])
+        tokens = torch.bincount(bin_of.flatten(), minlength=len(turn) * (width + 1))
+        tokens = tokens.view(len(turn), width + 1)[:, 1:].to(dtype)
         out, into = _degrees(batch.support_edges, there, dtype)
         misled, _ = _degrees(batch.failed_edges, there, dtype)
         into = into + _flags(direct, width)
@@ -107,6 +107,11 @@ class IAPO(OnBase):
         mean, std = _mean_std(score, tokens)
         z = (score - mean) / (std + STD_EPS)
         return _unit_mass(z.clamp(-self.score_clip, self.score_clip).exp(), tokens)
+
+
+def model_turns(batch: RolloutBatch) -> Tensor:
+    """[B,T] turn of every model token, -1 for the others and outside turns."""
+    return torch.where(batch.response_mask, batch.turn_ids, -1).clamp_(min=-1)
 
 
 def _mean_std(x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

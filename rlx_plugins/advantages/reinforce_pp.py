@@ -14,6 +14,7 @@ from ..core.params import param
 from ..core.registry import register
 from ..core.segments import counted, wide
 from ..core.terms import masked
+from ._discounted import discounted_returns
 from ._group_baseline import SINGLETON, group_baseline
 from ._whitened import whitened
 
@@ -78,19 +79,3 @@ class ReinforcePP(Advantage):
         bad = (~known & batch.response_mask).any(1) | ~torch.isfinite(batch.rewards)
         total = masked(rewards, known).sum(1)
         return torch.where(bad, torch.full_like(total, torch.nan), total)
-
-
-def discounted_returns(rewards: Tensor, mask: Tensor, discount: float) -> Tensor:
-    """[B,T] ret_t = r_t + discount * ret_{t+1} over the tokens of `mask`; 0 at the others, which are passed over.
-
-    The recurrence is solved by doubling: after k rounds every token has summed the 2^k tokens from it on.
-    """
-    returns = masked(rewards, mask)
-    factor = torch.ones_like(returns).masked_fill(mask, discount)
-    step, width = 1, mask.shape[1]
-    while step < width:
-        further = torch.nn.functional.pad(returns[:, step:], (0, step))
-        returns = returns + factor * further
-        factor = factor * torch.nn.functional.pad(factor[:, step:], (0, step))
-        step *= 2
-    return masked(returns, mask)

@@ -127,13 +127,19 @@ def summary_counts(rollout: Rollout, phrase: Sequence[int]) -> dict[str, int | b
 
 def occurrences(tokens: Sequence[int], phrase: Sequence[int]) -> int:
     """How often `phrase` occurs in `tokens`, without overlaps."""
+    return len(positions(tokens, phrase))
+
+
+def positions(tokens: Sequence[int], phrase: Sequence[int]) -> list[int]:
+    """Where `phrase` begins in `tokens`, without overlaps."""
     tokens, phrase = list(tokens), list(phrase)
-    count = at = 0
-    while at + len(phrase) <= len(tokens):
-        found = tokens[at : at + len(phrase)] == phrase
-        count += found
-        at += len(phrase) if found else 1
-    return count
+    found: list[int] = []
+    end = 0
+    for at in [at for at, token in enumerate(tokens) if token == phrase[0]]:
+        if at >= end and tokens[at : at + len(phrase)] == phrase:
+            found.append(at)
+            end = at + len(phrase)
+    return found
 
 
 def _count(batch: RolloutBatch, name: str) -> Tensor:

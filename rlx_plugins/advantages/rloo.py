@@ -53,6 +53,10 @@ class RLOO(Advantage):
             raise ConfigError(f"advantage rloo.reward_clip: (lowest, highest), got {self.reward_clip}")
 
     @property
+    def scope(self) -> str:  # type: ignore[override]
+        return "batch" if self.normalize else "group"
+
+    @property
     def requires(self) -> frozenset[str]:
         return frozenset({"logp_old", "logp_ref"}) if self.kl_coef else frozenset()
 

@@ -16,9 +16,9 @@ from ..core.registry import register
 from ..core.segments import Segments, counted, wide
 from ..core.terms import masked
 from ..core.trajectory import Group
+from ._discounted import discounted_returns
 from ._ragged import padded_ids, ragged
 from ._signatures import numbered, signature_function
-from .reinforce_pp import discounted_returns
 
 SMALLEST_STD = 1e-8
 """A group's std of step advantages at or below this is not divided by; the port's."""
@@ -92,10 +92,8 @@ class RTMC(Advantage):
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         steps, _ = self.step_advantages(batch)
-        turn = batch.turn_ids
-        live = batch.response_mask & (turn >= 0)
-        padded = torch.nn.functional.pad(steps, (0, 1))
-        return {"advantages": masked(padded.gather(1, turn.clamp(0, steps.shape[1])), live)}
+        turn = torch.where(batch.response_mask, batch.turn_ids, -1).clamp_(-1, steps.shape[1])
+        return {"advantages": torch.nn.functional.pad(steps, (1, 1)).gather(1, turn.add_(1))}
 
     def step_advantages(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """A [B,S], 0 where a row has no such step and for unscorable rows, and the number of steps [B]."""

@@ -15,6 +15,7 @@ from ..core.params import param
 from ..core.registry import register
 from ..core.segments import counted, wide
 from ..core.terms import masked
+from ._discounted import Packing, discounted_sums
 from ._token_column import token_column
 from ._whitened import whitened
 
@@ -50,13 +51,16 @@ class SAO(Advantage):
     paper = "SAO, arXiv 2607.07508"
     requires = frozenset({"values"})
     provides = frozenset({"returns", "gae_lambda"})
-    scope = "row"
 
     lambda_scale: float = param(1.5, gt=0, doc="how fast the actor's lambda nears 1 with length; the paper's alpha")
     discount: float = param(1.0, ge=0, le=1, doc="per model token; the paper's gamma")
     actor_lambda: float | None = param(None, ge=0, le=1, doc="a fixed lambda instead; None: by length, as in the paper")
     critic_lambda: float = param(1.0, ge=0, le=1, doc="lambda of the critic's targets; the paper's 1")
     whiten: bool = param(False, doc="normalise the advantages over the batch's tokens; the paper does not")
+
+    @property
+    def scope(self) -> str:  # type: ignore[override]
+        return "batch" if self.whiten else "row"
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         scorable = counted(batch.rewards)[:, None]
@@ -68,21 +72,22 @@ class SAO(Advantage):
 
     def estimate(self, batch: RolloutBatch) -> Estimate:
         """Advantages, targets and lambda."""
-        mask, n = batch.response_mask, batch.lengths
-        values = wide(token_column(batch, "values", torch.nan))
-        bad = (mask & ~torch.isfinite(values)).any(1).nonzero()
+        packing = Packing(batch.response_mask)
+        values = packing.pack(self._values(batch))
+        lam = self._lambda(batch.lengths).to(values.dtype)
+        delta = self._rewards(batch, packing).to(values.dtype) - values
+        delta[:, :-1] += self.discount * values[:, 1:]
+        advantages = discounted_sums(delta, self.discount * lam)
+        targets = discounted_sums(delta, values.new_full((1,), self.discount * self.critic_lambda)) + values
+        return Estimate(packing.unpack(advantages), packing.unpack(targets), lam)
+
+    def _values(self, batch: RolloutBatch) -> Tensor:
+        """The critic's values [B,T], 0 where masked."""
+        values = masked(wide(token_column(batch, "values", torch.nan)), batch.response_mask)
+        bad = (~torch.isfinite(values.sum(1))).nonzero()  # one number per row to look at: not every value
         if len(bad):
             raise DataError(f"advantage sao: the critic's value at a model token of row {int(bad[0, 0])} is not finite")
-        lam = self._lambda(n).to(values.dtype)
-        order = (~mask).long().argsort(dim=1, stable=True)  # the model tokens of a row, moved together to its left
-        there = mask.gather(1, order)
-        values = masked(values.gather(1, order), there)
-        rewards = self._rewards(batch, order, there).to(values.dtype)
-        delta = masked(rewards + self.discount * _next(values) - values, there)
-        advantages = _discounted(delta, self.discount * lam[:, None].expand_as(delta))
-        targets = _discounted(delta, torch.full_like(delta, self.discount * self.critic_lambda)) + values
-        back = torch.zeros_like(values)
-        return Estimate(back.scatter(1, order, masked(advantages, there)), back.scatter(1, order, targets), lam)
+        return values
 
     def _lambda(self, n: Tensor) -> Tensor:
         """lam [B] of rows with n [B] model tokens; 0 for an empty one."""
@@ -90,24 +95,11 @@ class SAO(Advantage):
             return torch.full(n.shape, self.actor_lambda, dtype=torch.float64, device=n.device)
         return (1 - 1 / (self.lambda_scale * n.double().clamp(min=1))).clamp(min=0) * (n > 0)
 
-    def _rewards(self, batch: RolloutBatch, order: Tensor, there: Tensor) -> Tensor:
+    def _rewards(self, batch: RolloutBatch, packing: Packing) -> Tensor:
         """rho [B,T] along the model tokens of each row."""
         if batch.has("token_rewards"):
-            return masked(wide(batch.token_rewards).gather(1, order), there)
-        last = torch.arange(1, there.shape[1] + 1, device=there.device) == batch.lengths[:, None]
-        return masked(wide(batch.rewards)[:, None], last & counted(batch.rewards)[:, None])
-
-
-def _next(x: Tensor, by: int = 1) -> Tensor:
-    """`x` [B,T] moved `by` places to the left, zeros behind."""
-    return torch.nn.functional.pad(x[:, by:], (0, by))
-
-
-def _discounted(x: Tensor, factor: Tensor) -> Tensor:
-    """y_t = x_t + factor_t y_{t+1} along a row; by doubling: after k rounds y_t has summed 2^k terms."""
-    step = 1
-    while step < x.shape[1]:
-        x = x + factor * _next(x, step)
-        factor = factor * _next(factor, step)
-        step *= 2
-    return x
+            return packing.pack(wide(batch.token_rewards))
+        rewards = wide(batch.rewards)
+        earned = masked(rewards, counted(rewards, batch.lengths > 0))
+        at_last = (batch.lengths - 1).clamp(min=0)[:, None]
+        return rewards.new_zeros(packing.mask.shape).scatter_(1, at_last, earned[:, None])

@@ -97,7 +97,7 @@ class SDGRPO(Advantage):
             shared = self._normalised(batch.groups, whole)[:, None]
             values = (1 - self.holistic_weight) * values + self.holistic_weight * shared
         role = self.token_roles(batch, rewards.shape[1])
-        advantages = masked(values.gather(1, role.clamp(min=0)), role >= 0)
+        advantages = torch.nn.functional.pad(values, (1, 0)).gather(1, role + 1)  # role -1: the 0 in front
         return {"advantages": advantages, "segment_advantages": values}
 
     def segment_rewards(self, batch: RolloutBatch) -> Tensor:
@@ -146,9 +146,9 @@ class SDGRPO(Advantage):
         if self.roles == "boundary":
             role = self._after_boundaries(batch, count)
         elif self.roles == "turn_ids":
-            role = batch.turn_ids.clamp(max=count - 1)
+            role = batch.turn_ids.clamp(-1, count - 1)
         else:
-            role = token_column(batch, "role_ids", fill=-1).long()
+            role = token_column(batch, "role_ids", fill=-1).long().clamp(min=-1)
             beyond = (role >= count) & mask
             if bool(beyond.any()):
                 row, place = beyond.nonzero()[0].tolist()
@@ -156,7 +156,7 @@ class SDGRPO(Advantage):
                     f"row {row}, response position {place}: role id {int(role[row, place])}, but there are"
                     f" {count} roles"
                 )
-        return torch.where(mask, role.clamp(min=-1), -1)
+        return torch.where(mask, role, -1)
 
     def _after_boundaries(self, batch: RolloutBatch, count: int) -> Tensor:
         mask = batch.response_mask
@@ -165,7 +165,9 @@ class SDGRPO(Advantage):
         else:
             ends = _marker_ends(batch.response_ids, self.boundary_tokens)
         ends = ends & mask
-        before = (ends.cumsum(1) - ends.long()).clamp(max=count - 1)
+        behind = torch.zeros_like(ends)  # the first token behind each boundary
+        behind[:, 1:] = ends[:, :-1]
+        before = behind.cumsum(1).clamp_(max=count - 1)
         if self.no_boundary == "first":
             return before
         return torch.where(ends.any(1, keepdim=True), before, count - 1)
@@ -173,11 +175,10 @@ class SDGRPO(Advantage):
 
 def _marker_ends(ids: Tensor, marker: tuple[int, ...]) -> Tensor:
     """[B,T] bool: the last token of each occurrence of `marker`."""
-    n = len(marker)
-    ends = torch.zeros_like(ids, dtype=torch.bool)
-    if ids.shape[1] >= n:
-        windows = ids.unfold(1, n, 1) == torch.tensor(marker, device=ids.device)
-        ends[:, n - 1 :] = windows.all(2)
+    ends = ids == marker[-1]
+    for back, token in enumerate(reversed(marker[:-1]), 1):
+        ends[:, back:] &= ids[:, :-back] == token
+        ends[:, :back] = False
     return ends
 
 

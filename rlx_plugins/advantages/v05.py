@@ -60,6 +60,10 @@ class V05(Advantage):
             )
 
     @property
+    def scope(self) -> str:  # type: ignore[override]
+        return "batch" if self.scale == "batch" else "group"
+
+    @property
     def requires(self) -> frozenset[str]:
         return frozenset({self.prior})
 

@@ -12,7 +12,7 @@ from ..core.kinds import Columns
 from ..core.params import param
 from ..core.registry import register
 from ..core.segments import counted, wide
-from ..core.terms import masked, masked_mean
+from ..core.terms import masked
 from ._base import Base, OnBase
 
 
@@ -49,16 +49,13 @@ class XRPO(OnBase):
         novelty = self.novelty(batch)[:, None]
         advantages = columns["advantages"]
         bonus = (self.novelty_weight * (1 - novelty)).clamp(min=0).to(advantages.dtype)
-        sharpened = advantages + torch.minimum(bonus, self.max_bonus * advantages)
-        return columns | {
-            "advantages": torch.where(advantages > 0, sharpened, advantages),
-            "novelty": novelty[:, 0],
-        }
+        most = (self.max_bonus * advantages).clamp_(min=0)  # none for failures
+        return columns | {"advantages": advantages + torch.minimum(bonus, most), "novelty": novelty[:, 0]}
 
     def novelty(self, batch: RolloutBatch) -> Tensor:
         """eta [B]: likelihood per token relative to the group's average."""
         groups, nonempty = batch.groups, batch.lengths > 0
-        likelihood = masked_mean(wide(batch.logp_old), batch.response_mask, dim=1)
+        likelihood = masked(wide(batch.logp_old), batch.response_mask).sum(1) / batch.lengths.clamp(min=1)
         members = counted(batch.rewards) & nonempty
         known = nonempty & (groups.spread(groups.count(likelihood, members)) > 0)
         return masked(likelihood - groups.spread(groups.mean(likelihood, members)), known).exp()

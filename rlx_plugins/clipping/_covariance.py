@@ -1,4 +1,4 @@
-"""What Clip-Cov and KL-Cov share: each token's covariance of advantage and log-probability, and picking k tokens."""
+"""What Clip-Cov and KL-Cov share: the covariance of advantage and log-probability, and how many tokens to pick."""
 
 from __future__ import annotations
 
@@ -19,11 +19,3 @@ def token_covariance(terms: PolicyTerms) -> Tensor:
 def share_of(tokens: Tensor, share: float) -> Tensor:
     """max(1, floor(share * tokens)) as a tensor, without waiting for the device."""
     return (tokens.to(torch.float64) * share).floor().clamp(min=1)
-
-
-def first_k(keys: Tensor, candidates: Tensor, k: Tensor) -> Tensor:
-    """[B,T] bool: the `k` candidates of smallest key (all, where there are fewer), ties in the order of the tokens."""
-    flat = torch.where(candidates, keys, torch.inf).flatten()
-    order = torch.argsort(flat, stable=True)
-    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return candidates & (rank < k).view_as(candidates)

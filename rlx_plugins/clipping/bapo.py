@@ -106,17 +106,18 @@ class BAPO(Clip):
     def contributions(self, ratio: Tensor, terms: PolicyTerms, lows: Tensor, highs: Tensor) -> tuple[Tensor, Tensor]:
         """P for every candidate of the high bound, N for every candidate of the low one: [len(highs)], [len(lows)]."""
         adv = masked(terms.advantages, terms.mask).to(ratio.dtype)
-        up, down = adv > 0, adv < 0
-        moved = ratio * adv
-        inside, beyond = _below(highs, torch.bucketize(ratio, highs), masked(moved, up), masked(adv, up))
-        counts = down
-        if self.accounting == "gradient":
-            counts = down if self.dual_clip is None else down & (ratio <= self.dual_clip)
-        place = torch.bucketize(ratio, lows, right=True)
-        under, above = _below(lows, place, masked(-adv, counts), masked(-moved, counts))
+        up = adv > 0
+        if self.accounting == "gradient" and self.dual_clip is not None:
+            adv = masked(adv, up | (ratio <= self.dual_clip))
+        place = torch.where(
+            up, torch.bucketize(ratio, highs), len(highs) + 1 + torch.bucketize(ratio, lows, right=True)
+        )
+        plain, moved = _sums(place, torch.stack([adv.flatten(), (ratio * adv).flatten()]), len(highs) + len(lows) + 2)
+        inside, beyond = _at_or_below(moved[: len(highs) + 1]), _above(plain[: len(highs) + 1])
+        under, above = _at_or_below(-plain[len(highs) + 1 :]), _above(-moved[len(highs) + 1 :])
         if self.accounting == "value":
-            return inside + highs * beyond, above + lows * under
-        return inside, above
+            inside, above = inside + highs * beyond, above + lows * under
+        return inside.to(ratio.dtype), above.to(ratio.dtype)
 
 
 def _candidates(start: float, stop: float, step: float, like: Tensor) -> Tensor:
@@ -127,18 +128,23 @@ def _candidates(start: float, stop: float, step: float, like: Tensor) -> Tensor:
     return (start + step * torch.arange(n, dtype=like.dtype, device=like.device)).clamp(max=stop)
 
 
-def _below(bounds: Tensor, place: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """For every bound: the sum of `low` over the tokens at or below it, and of `high` over those above it.
+def _sums(place: Tensor, values: Tensor, places: int) -> Tensor:
+    """[2, places]: the sums of `values` [2,N] over the tokens at each place [B,T].
 
-    `place` [B,T] is the number of bounds each token exceeds. One pass over the tokens, whatever the
-    number of bounds; summed in float64, so that the order in which a device adds does not move the outcome.
+    Summed in float64, so that the order in which a device adds does not move the outcome.
     """
-    place, n = place.flatten(), len(bounds)
-    sums = torch.zeros(2, n + 1, dtype=torch.float64, device=bounds.device)
-    sums.index_add_(1, place, torch.stack([low.flatten(), high.flatten()]).to(torch.float64))
-    at_or_below = sums[0].cumsum(0)[:n]
-    above = sums[1].flip(0).cumsum(0).flip(0)[1:]
-    return at_or_below.to(bounds.dtype), above.to(bounds.dtype)
+    empty = torch.zeros(len(values), places, dtype=torch.float64, device=values.device)
+    return empty.index_add_(1, place.flatten(), values.to(torch.float64))
+
+
+def _at_or_below(x: Tensor) -> Tensor:
+    """For every bound: the sum over the tokens at or below it, of sums `x` by the number of bounds a token exceeds."""
+    return x.cumsum(0)[:-1]
+
+
+def _above(x: Tensor) -> Tensor:
+    """For every bound: the sum over the tokens above it."""
+    return x.flip(0).cumsum(0).flip(0)[1:]
 
 
 def _first(reached: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from ..core.params import param
 from ..core.randomness import row_uniform
 from ..core.registry import register
 from ..core.terms import PolicyTerms, clipped_surrogate, masked_mean
-from ._covariance import first_k, share_of, token_covariance
+from ._covariance import share_of, token_covariance
+from ._order import first_k
 
 _GOLDEN_GAMMA = -7046029254386353131
 """0x9E3779B97F4A7C15 as a signed integer: the step of a splitmix64 stream."""

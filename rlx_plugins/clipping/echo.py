@@ -75,7 +75,7 @@ class ECHOClip(Clip):
         """Tail confidence and half-width of every row."""
         mask = batch.response_mask
         confidence = wide(token_confidence(batch, self.confidence))
-        behind = mask.flip(1).cumsum(1).flip(1)  # model tokens from this one to the end
-        tail = mask & (behind <= self.tail_window) if self.tail_window > 0 else mask
+        before_tail = batch.lengths[:, None] - self.tail_window if self.tail_window > 0 else 0
+        tail = mask & (mask.cumsum(1, dtype=torch.int32) > before_tail)
         mean = masked_mean(confidence, tail, dim=1)
         return Range(mean, self.eps_min + (self.eps_max - self.eps_min) * torch.sigmoid(self.slope * (1 - mean)))

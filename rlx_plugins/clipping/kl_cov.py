@@ -12,7 +12,8 @@ from ..core.params import param
 from ..core.registry import register
 from ..core.terms import PolicyTerms, masked_mean
 from ..ratios._exp import exp
-from ._covariance import first_k, share_of, token_covariance
+from ._covariance import share_of, token_covariance
+from ._order import first_k
 
 
 @register("clip", "kl_cov")

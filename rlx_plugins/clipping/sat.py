@@ -12,6 +12,7 @@ from ..core.kinds import Clip
 from ..core.params import param
 from ..core.registry import register
 from ..core.terms import PolicyTerms, clip_fraction, clipped_surrogate, masked_mean
+from ._order import kth_smallest
 
 QUANTILE_SLACK = 1e-9
 """Keeps a product such as 0.28 * 25 from being rounded up to the next token."""
@@ -72,13 +73,12 @@ class SAT(Clip):
         region = self.trust_region(terms)
         mask, dtype = terms.mask, terms.ratio.dtype
         loss = clipped_surrogate(terms.ratio, terms.advantages, region.lower, region.upper)
-        factor = torch.minimum(region.c_plus, region.c_minus)
         return loss, {
             "q": region.q,
-            "gated": masked_mean(region.gate.to(dtype), mask),
+            "gated": region.gate.sum(dtype=dtype) / mask.sum(dtype=torch.int32).clamp(min=1),
             "radius_low": masked_mean(1 - region.lower, mask),
             "radius_high": masked_mean(region.upper - 1, mask),
-            "smallest_factor": torch.where(mask, factor, torch.ones_like(factor)).amin(),
+            "smallest_factor": torch.minimum(region.c_plus, region.c_minus).amin(),  # 1 where masked
             "clipped": clip_fraction(terms.ratio, terms.advantages, region.lower, region.upper, mask),
         }
 
@@ -89,19 +89,19 @@ class SAT(Clip):
         d = d.to(torch.promote_types(d.dtype, torch.float32))
         if self.level == "sequence":
             d = torch.where(mask, masked_mean(d, mask, 1)[:, None], torch.zeros_like(d))
-        q = self.drift_quantile(d.abs(), mask)
-        gate = mask & (d.abs() > q) & (q > 0)
-        unit = torch.where(q > 0, q, torch.ones_like(q))
-        c_plus = torch.where(gate, self.psi(d.clamp(min=0) / unit), torch.ones_like(d))
-        c_minus = torch.where(gate, self.psi((-d).clamp(min=0) / unit), torch.ones_like(d))
+        drift = d.abs()
+        q = self.drift_quantile(drift, mask)
+        gate = mask & (drift > q) & (q > 0)
+        one = torch.ones((), dtype=d.dtype, device=d.device)
+        factor = torch.where(gate, self.psi(drift / torch.where(q > 0, q, one)), one)
+        c_plus, c_minus = torch.where(d > 0, factor, one), torch.where(d < 0, factor, one)
         return TrustRegion(q, gate, c_plus, c_minus, 1 - self.eps_low * c_minus, 1 + self.eps_high * c_plus)
 
     def drift_quantile(self, drift: Tensor, mask: Tensor) -> Tensor:
         """The ceil(quantile * N)-th smallest drift of the N active tokens; 0 without any."""
-        ordered = torch.where(mask, drift, torch.full_like(drift, torch.inf)).flatten().sort().values
         n = mask.sum()
         rank = (self.quantile * n.double() - QUANTILE_SLACK).ceil().long().clamp(min=1)
-        q = ordered.gather(0, (rank - 1).reshape(1)).squeeze(0)
+        q = kth_smallest(torch.where(mask, drift, torch.inf), rank)
         return torch.where(n > 0, q, torch.zeros_like(q))
 
     def psi(self, drift: Tensor) -> Tensor:

@@ -15,9 +15,8 @@ def mismatch(batch: RolloutBatch) -> tuple[Tensor, Tensor]:
     `known` is True on model tokens where d is finite; elsewhere d is exactly 0, so that a token the engine could not
     score (NaN) has ratio 1.
     """
-    mask = batch.response_mask
-    ours, theirs = masked(batch.logp_old, mask), masked(batch.logp_rollout, mask)
+    ours, theirs = batch.logp_old.detach(), batch.logp_rollout.detach()
     wide = torch.promote_types(torch.promote_types(ours.dtype, theirs.dtype), torch.float32)
-    d = (ours.to(wide) - theirs.to(wide)).detach()
-    known = mask & torch.isfinite(d)
+    d = ours.to(wide) - theirs.to(wide)
+    known = batch.response_mask & (d.abs() < torch.inf)  # isfinite takes twice as long
     return masked(d, known), known

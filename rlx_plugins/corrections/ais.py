@@ -13,7 +13,7 @@ from ..core.kinds import Columns, Correction
 from ..core.params import param
 from ..core.registry import register
 from ..core.state import state
-from ..core.terms import masked, masked_mean
+from ..core.terms import masked
 from ._mismatch import mismatch
 
 LOG_CLAMP = 20.0
@@ -59,30 +59,32 @@ class AIS(Correction):
     alpha: float | None = state(None)
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        mask = batch.response_mask
-        found = self.diagnose(batch)
-        if bool(mask.any()):
+        d = self.log_ratio(batch)
+        found = self._diagnosis(d, batch)
+        if bool(batch.lengths.any()):
             alpha = self.mixing(found)
             self.alpha = alpha if self.alpha is None else self.ema * self.alpha + (1 - self.ema) * alpha
         alpha = self.alpha or 0.0
-        x = self.log_ratio(batch).exp().clamp(max=self.upper)
-        return {"weight": masked((1 - alpha) + alpha * x, mask), "alpha": alpha, **found._asdict()}
+        weight = (1 - alpha) + alpha * d.exp().clamp_(max=self.upper)
+        return {"weight": masked(weight, batch.response_mask), "alpha": alpha, **found._asdict()}
 
     def log_ratio(self, batch: RolloutBatch) -> Tensor:
         """log x [B,T], 0 where unknown or masked."""
-        return mismatch(batch)[0].clamp(-LOG_CLAMP, LOG_CLAMP)
+        return mismatch(batch)[0].clamp_(-LOG_CLAMP, LOG_CLAMP)
 
     def diagnose(self, batch: RolloutBatch) -> Mismatch:
         """ESS, KL and CV of the ratios over the model tokens; (1, 0, 0) without any."""
-        mask = batch.response_mask
-        if not bool(mask.any()):
+        return self._diagnosis(self.log_ratio(batch), batch)
+
+    def _diagnosis(self, d: Tensor, batch: RolloutBatch) -> Mismatch:
+        n = batch.lengths.sum()
+        if not bool(n):
             return Mismatch(1.0, 0.0, 0.0)
-        d = self.log_ratio(batch)
-        x = d.exp()
-        mean = masked_mean(x, mask)
-        ess = mean.square() / masked_mean(x.square(), mask)
-        kl = masked_mean(d.expm1() - d, mask)
-        cv = masked_mean((x - mean).square(), mask).sqrt() / mean
+        x = masked(d.exp(), batch.response_mask)
+        mean = x.sum() / n
+        ess = mean.square() / (x.square().sum() / n)
+        kl = (d.expm1() - d).sum() / n  # 0 where masked, as d is
+        cv = (masked(x - mean, batch.response_mask).square().sum() / n).sqrt() / mean
         return Mismatch(float(ess), float(kl), float(cv))
 
     def mixing(self, found: Mismatch) -> float:

@@ -60,13 +60,13 @@ class MIS(Correction):
             raise ConfigError(f"correction mis.lower: must be <= upper ({self.upper:g}), got {self.lower:g}")
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        mask = batch.response_mask
         raw, inside = self.judge(batch)
-        weight = masked(raw if self.use_weight else torch.ones_like(raw), inside)
+        weight = masked(raw, inside) if self.use_weight else inside.to(raw.dtype)
+        kept, there = inside.sum(1, dtype=torch.int32), batch.lengths
         columns: Columns = {
             "weight": weight,
-            "kept_tokens": masked_mean(inside.to(raw.dtype), mask),
-            "kept_rows": masked_mean(inside.any(1).to(raw.dtype), mask.any(1)),
+            "kept_tokens": kept.sum(dtype=raw.dtype) / there.sum().clamp(min=1),
+            "kept_rows": (kept > 0).sum(dtype=raw.dtype) / (there > 0).sum().clamp(min=1),
         }
         if self.mode == "drop_mask":
             columns["response_mask"] = inside

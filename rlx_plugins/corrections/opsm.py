@@ -35,7 +35,7 @@ class OPSM(Correction):
     def __call__(self, batch: RolloutBatch) -> Columns:
         mask = batch.response_mask
         known = mask & ~torch.isnan(batch.logp_rollout)
-        drift = masked(masked(batch.logp_rollout, known) - masked(batch.logp_old, known), known)
+        drift = masked(batch.logp_rollout - batch.logp_old, known)
         near = masked_mean(drift, mask, dim=1) <= self.threshold
         keep = near[:, None] | (batch.advantages >= 0)
         return {"weight": (keep & mask).to(batch.dtype)}

@@ -93,9 +93,9 @@ class PPOEWMA(Correction):
         """The band and the clip for every token of the batch."""
         mask = batch.response_mask
         wide = torch.promote_types(batch.logp_prox.dtype, torch.float32)
-        old, prox, engine = (masked(batch[n], mask).to(wide) for n in ("logp_old", "logp_prox", "logp_rollout"))
+        old, prox, engine = (batch[n].to(wide) for n in ("logp_old", "logp_prox", "logp_rollout"))
         d = prox - engine
-        known = mask & torch.isfinite(d)
+        known = mask & (d.abs() < torch.inf)
         ratio = masked(d, known).clamp(-LOG_CLAMP, LOG_CLAMP).exp()
         step = (old - prox).clamp(-LOG_CLAMP, LOG_CLAMP).exp()
         up, down = batch.advantages > 0, batch.advantages < 0
@@ -128,7 +128,7 @@ class ProximalAverage:
         if not self.mean:
             self.mean = [_own(w) for w in weights]
         for mean, w in zip(self.mean, weights, strict=True):
-            mean.lerp_(w.detach().to(mean.dtype), 1 / self.z)
+            mean.lerp_(w.detach().to(mean), 1 / self.z)  # the host may have moved the weights elsewhere
 
     def reset(self, weights: Sequence[Tensor]) -> None:
         """Forget the past: the mean is the given weights."""

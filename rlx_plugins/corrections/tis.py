@@ -71,7 +71,8 @@ class TIS(Correction):
         return {
             "weight": found.weight,
             "effective_sample_size": found.effective_sample_size(),
-            "truncated": masked_mean((found.raw > self.upper).to(found.raw.dtype), found.live),
+            "truncated": (found.raw > self.upper).sum(dtype=found.raw.dtype)
+            / found.live.sum().clamp(min=1),  # raw is 0 outside live
         }
 
     def truncate(self, batch: RolloutBatch) -> Truncated:

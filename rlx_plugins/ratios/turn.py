@@ -48,12 +48,12 @@ def turn_mean(x: Tensor, turn_ids: Tensor, live: Tensor) -> Tensor:
 
     At least float32, so that a long turn's sum is exact enough.
     """
+    wide = torch.promote_types(x.dtype, torch.float32)
     ordered, order = turn_ids.sort(dim=1)
-    begins = torch.nn.functional.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0))
-    number = torch.zeros_like(turn_ids).scatter(1, order, begins.long().cumsum(1))
-    rows, width = turn_ids.shape
-    bin_of = (number + width * torch.arange(rows, device=x.device)[:, None]).flatten()
-    empty = torch.zeros(rows * width, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    total = empty.index_add(0, bin_of, masked(x, live).flatten().to(empty.dtype))
-    n = empty.index_add(0, bin_of, live.flatten().to(empty.dtype))
-    return masked((total / n.clamp(min=1))[bin_of].reshape(x.shape), live)
+    begins = torch.zeros_like(live)
+    begins[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    number = torch.zeros_like(turn_ids).scatter(1, order, begins.cumsum(1))
+    empty = torch.zeros(x.shape, dtype=wide, device=x.device)
+    total = empty.scatter_add(1, number, masked(x, live).to(wide))
+    n = empty.scatter_add(1, number, live.to(wide))
+    return masked((total / n.clamp(min=1)).gather(1, number), live)
