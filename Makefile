@@ -25,7 +25,7 @@ export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/$(VENV)/torch_extensions
 TEST_ENV := HF_HUB_OFFLINE=1 WANDB_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-verl-cpu install-smollm demo test test-fast test-e2e lint docs bench clean distclean
+.PHONY: help install install-vllm install-verl-cpu install-smollm demo test test-fast test-e2e test-nightly lint docs bench clean distclean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ test-fast: $(STAMP) ## all tests but tests/e2e
 
 test-e2e: $(STAMP) $(if $(findstring deepspeed,$(EXTRAS)),$(SHM_STAMP)) ## real training runs (tests/e2e)
 	$(TEST_ENV) $(BIN)/python -m pytest tests/e2e --timeout=900
+
+test-nightly: $(STAMP) ## further training runs: two recipes for every kind of plug-in on both hosts
+	$(TEST_ENV) $(BIN)/python -m pytest tests/e2e -m nightly --timeout=900
 
 lint: $(STAMP) ## ruff on everything, mypy on rlx_plugins/core
 	$(BIN)/ruff check .

@@ -43,7 +43,7 @@ from .core.kinds import (
     Temperature,
 )
 from .core.objective import policy_loss
-from .core.operations import Abort, Forward, Generate
+from .core.operations import Abort, Forward, Generate, Restore, Unlearn
 from .core.params import param
 from .core.preparation import Prepared, prepare
 from .core.registry import create, find, names, register
@@ -86,6 +86,7 @@ __all__ = [
     "Ratio",
     "RegistrationError",
     "Replay",
+    "Restore",
     "Reward",
     "Rollout",
     "RolloutBatch",
@@ -94,6 +95,7 @@ __all__ = [
     "Segments",
     "Selector",
     "Temperature",
+    "Unlearn",
     "build",
     "clip_fraction",
     "clipped_surrogate",

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 except ImportError as missing:
     raise SystemExit(f"rlx needs the package {missing.name!r}: pip install 'rlx-plugins[cli]'") from None
 
 from . import __version__
+from .core.config import OPTIONS, specs
 from .core.errors import RLXError, close_matches
-from .core.kinds import KINDS, Plugin
+from .core.kinds import ALIASES, KINDS, Method, Plugin
 from .core.params import field_types, param_fields
-from .core.registry import entry_point_failures, find, names
+from .core.registry import create, entry_point_failures, find, names
+
+if TYPE_CHECKING:
+    from .slurm.status import RunStatus
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Plug-ins for RL post-training."
@@ -73,22 +81,20 @@ def show(kind: str, name: str) -> None:
 
 @app.command()
 def check(paths: Annotated[list[Path], typer.Argument(help="recipe files or folders of them")]) -> None:
-    """Check recipes: keys, plug-in names, parameters. Imports no host; exits with 1 if any is wrong."""
-    from .recipes.schema import load
+    """Check recipes and the bases they extend: keys, plug-ins, hosts. Imports no host; exits with 1 if any is wrong."""
+    from .recipes.checks import mistakes
 
     files = [f for p in paths for f in (sorted(p.rglob("*.yaml")) if p.is_dir() else [p])]
     if not files:
         fail(f"no recipe in {', '.join(map(str, paths))}")
-    wrong = 0
-    for file in files:
-        try:
-            recipe = load(file)
-        except RLXError as error:
-            wrong += 1
-            err.print(f"[red]wrong[/red]  {error}", highlight=False)
-        else:
-            out.print(f"[green]ok[/green]     {file}  {recipe.title}", highlight=False)
-    if wrong:
+    found = {file: mistakes(file) for file in files}
+    for file, lines in found.items():
+        if not lines:
+            out.print(f"[green]ok[/green]     {file}", highlight=False, soft_wrap=True)
+    for line in dict.fromkeys(line for lines in found.values() for line in lines):  # a base's mistake is told once
+        err.print(f"[red]wrong[/red]  {escape(line)}", highlight=False, soft_wrap=True)
+    if wrong := sum(map(bool, found.values())):
+        err.print(f"{wrong} of {len(files)} files are wrong", highlight=False)
         raise typer.Exit(1)
 
 
@@ -97,6 +103,7 @@ def run(
     recipe: Path,
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value: a kind, or the host's argument")] = None,
     profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
+    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts [its first]")] = None,
     seed: Annotated[int, typer.Option(help="of weights, data order and sampling")] = 0,
     output: Annotated[Path | None, typer.Option(help="run folder [runs/<name>-<seed>]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")] = False,
@@ -104,21 +111,159 @@ def run(
     print_only: Annotated[bool, typer.Option("--print", help="print the host's command instead (host verl)")] = False,
 ) -> None:
     """Train a recipe, then print first and last reward, tokens and time, and draw the curves."""
-    from .recipes.run_folder import RunFolder
+    from .recipes.run_folder import RunFolder, is_main_process
     from .recipes.runner import command_text
     from .recipes.runner import run as run_recipe
     from .recipes.schema import load, with_overrides
 
-    chosen = with_overrides(load(recipe), overrides or [], profile)
+    chosen = with_overrides(load(recipe, host=host), overrides or [], profile)
     path = output or Path("runs") / f"{chosen.name}-{seed}"
     if print_only:
         print(command_text(chosen, RunFolder(path), profile=profile, seed=seed, resume=resume))
+        return
+    if not is_main_process():  # of several that a launcher started
+        run_recipe(chosen, RunFolder(path), profile=profile, seed=seed, resume=resume)
         return
     folder = RunFolder.open(path, resume=resume, overwrite=overwrite)
     with progress_bar(chosen.name) as progress:
         summary = run_recipe(chosen, folder, profile=profile, seed=seed, resume=resume, progress=progress)
     out.print(summary_table({chosen.name: summary}))
     out.print(f"curves   {folder.curves}\nmetrics  {folder.metrics}", highlight=False)
+
+
+@app.command()
+def compare(
+    arms: Annotated[list[str], typer.Argument(help="[name=]recipe.yaml[:key=value,...], or [name=]folder of runs")],
+    seeds: Annotated[str | None, typer.Option(help="how many, or which: 5 or 3,7,11 [5]")] = None,
+    profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
+    host: Annotated[str | None, typer.Option(help="one of the recipes' hosts [their first]")] = None,
+    output: Annotated[Path | None, typer.Option(help="folder [runs/compare-<arms>]")] = None,
+    baseline: Annotated[str | None, typer.Option(help="the arm that others are compared with [the first]")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="accuracy, reward or a name of the metrics; the first one decides")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="steps, generated=TOKENS or update=TOKENS")] = "steps",
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="key=value for every recipe")] = None,
+    effect: Annotated[float | None, typer.Option(help="a difference worth finding: how many seeds?")] = None,
+    level: Annotated[float, typer.Option(help="coverage of the intervals")] = 0.95,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the comparison in the folder")] = False,
+) -> None:
+    """Run recipes on the same seeds, or collect runs, and report paired differences with their uncertainty."""
+    from .comparison.compare import Comparison, this_command
+
+    plan = Comparison.plan(
+        arms,
+        output=output,
+        seeds=seeds,
+        profile=profile,
+        baseline=baseline,
+        metrics=metric or [],
+        budget=budget,
+        overrides=overrides or [],
+        host=host,
+        level=level,
+        effect=effect,
+    )
+    plan.open(resume=resume)
+    plan.execute(jobs=jobs, tell=lambda line: err.print(line, markup=False, highlight=False))
+    results = plan.report(command=this_command())
+    out.print(comparison_table(results))
+    out.print(f"report   {plan.output / 'report.md'}\n         {plan.output / 'report.html'}", highlight=False)
+
+
+@app.command()
+def diagnose(
+    folder: Annotated[Path, typer.Argument(help="folder of a run")],
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Look for the usual pathologies in a run's metrics, with the evidence and the kinds that address each."""
+    from .diagnosis.report import print_diagnosis
+
+    print_diagnosis(folder, out, as_json=as_json)
+
+
+@app.command("slurm")
+def slurm_job(
+    recipe: Path,
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, as for rlx run")] = None,
+    profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
+    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts [the first]")] = None,
+    seed: Annotated[int, typer.Option(help="of weights, data order and sampling")] = 0,
+    array: Annotated[str | None, typer.Option(help="a run for each seed: seeds=0-4, seeds=0-99%4")] = None,
+    output: Annotated[Path | None, typer.Option(help="run folder [runs/<name>-<seed>; array: runs/<name>]")] = None,
+    nodes: Annotated[int, typer.Option(help="number of nodes")] = 1,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs and training processes of a node")] = None,
+    cpus_per_task: Annotated[int | None, typer.Option(help="CPU cores of a node")] = None,
+    mem: Annotated[str | None, typer.Option(help="memory of a node: 64G")] = None,
+    time: Annotated[str | None, typer.Option(help="time limit: minutes, hours:minutes:seconds, days-hours")] = None,
+    partition: Annotated[str | None, typer.Option()] = None,
+    account: Annotated[str | None, typer.Option()] = None,
+    qos: Annotated[str | None, typer.Option()] = None,
+    dependency: Annotated[str | None, typer.Option(help="such as afterok:1234")] = None,
+    deepspeed: Annotated[str | None, typer.Option(help="zero2, zero3 or a file (host trl)")] = None,
+    env_setup: Annotated[list[str] | None, typer.Option(help="shell code to run first, line by line")] = None,
+    python: Annotated[str | None, typer.Option(help="interpreter [this one; with --env-setup: python]")] = None,
+    requeue: Annotated[bool, typer.Option(help="run again after preemption or the time limit")] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="hand the script to sbatch")] = False,
+    print_only: Annotated[bool, typer.Option("--print", help="print the script and write nothing")] = False,
+) -> None:
+    """Write the sbatch script of a recipe into its run folder; submit or print it if told to."""
+    from .slurm import submit as submission
+    from .slurm.job import make_job
+    from .slurm.render import render
+
+    if print_only and submit:
+        fail("--print and --submit exclude each other")
+    job = make_job(
+        recipe,
+        overrides or [],
+        host=host,
+        profile=profile,
+        seed=seed,
+        array=array,
+        output=output,
+        resume=resume,
+        overwrite=overwrite,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=cpus_per_task,
+        mem=mem,
+        time=time,
+        partition=partition,
+        account=account,
+        qos=qos,
+        dependency=dependency,
+        deepspeed=deepspeed,
+        env_setup=tuple(env_setup or ()),
+        python=python,
+        requeue=requeue,
+    )
+    for text in submission.warnings(job):
+        err.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+    if print_only:
+        print(render(job), end="")
+    elif submit:
+        print(f"job {submission.submit(job)}: {submission.log_pattern(job)}")
+    else:
+        print(f"sbatch {shlex.quote(str(submission.write(job)))}")
+
+
+@app.command()
+def status(
+    folders: Annotated[list[Path] | None, typer.Argument(help="run folders, or folders of them [runs]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
+) -> None:
+    """Show the runs in a folder: their state, by Slurm if it runs them, and their last metrics."""
+    from .slurm.status import statuses
+
+    runs = statuses(folders or [Path("runs")])
+    if as_json:
+        print(json.dumps([run.as_dict() for run in runs], indent=2))
+        return
+    out.print(status_table(runs))
 
 
 @app.command()
@@ -164,6 +309,31 @@ def summary_table(summaries: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
+def comparison_table(results: Any) -> Table:
+    """Each arm against the baseline: mean, paired difference, interval, corrected p, verdict."""
+    from .comparison.report import VERDICTS, interval, num, pvalue, signed
+
+    columns = [results.metric, "difference", f"{results.level:.0%} interval", "p (Holm)", "verdict"]
+    table = Table("arm", *columns, box=None, pad_edge=False)
+    table.add_row(results.baseline, num(results.means[results.metric][results.baseline]), "", "", "", "baseline")
+    for o in results.outcomes:
+        figures = (num(o.mean), signed(o.paired.mean), interval(o.paired).replace("[", "\\["), pvalue(o.holm))
+        table.add_row(o.arm, *figures, VERDICTS[o.verdict].strip("*"))
+    return table
+
+
+def status_table(runs: Sequence[RunStatus]) -> Table:
+    """One run a row: state, job, steps, last reward, time."""
+    table = Table("run", "state", "job", "step", "reward", "seconds", "idle", "note", box=None, pad_edge=False)
+    colours = {"finished": "green", "running": "green", "pending": "yellow", "not started": "yellow"}
+    for run in runs:
+        step = "-" if run.step is None else f"{run.step}/{run.of or '?'}"
+        numbers = (number(run.reward, 3), number(run.seconds, 0), number(run.idle, 0))
+        state = f"[{colours.get(run.state, 'red')}]{run.state}[/]"
+        table.add_row(escape(run.folder), state, run.job or "-", step, *numbers, escape(run.note))
+    return table
+
+
 def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
@@ -204,25 +374,40 @@ def first_sentence(cls: type) -> str:
     return text.split(". ")[0].rstrip(".")
 
 
-def default_instance_value(cls: type[Plugin], name: str) -> frozenset[str]:
-    """`requires`, `provides` or `capabilities` of the plug-in with its default parameters."""
-    value = getattr(cls, name, frozenset())
-    if isinstance(value, property):
-        required = [f for f in param_fields(cls).values() if f.default is f.default_factory is dataclasses.MISSING]
-        return frozenset() if required else frozenset(getattr(cls(), name))
-    return frozenset(value)
+def default_instance_value(plugin: Plugin | type[Plugin], name: str) -> frozenset[str]:
+    """`requires`, `provides` or `capabilities` of a plug-in, or of a class with its default parameters.
+
+    A method's are those of the parts it stands for. Signals that it makes itself are not required.
+    """
+    if isinstance(plugin, type):
+        if any(default_text(f) == "required" for f in param_fields(plugin).values()):
+            value = getattr(plugin, name)
+            return frozenset() if isinstance(value, property) else frozenset(value)
+        plugin = plugin()
+    parts = parts_of(plugin)
+    values = frozenset[str]().union(*(getattr(part, name) for part in parts))
+    return values.difference(*(part.provides for part in parts)) if name == "requires" else values
 
 
-def needs(cls: type[Plugin]) -> list[str]:
-    """Signals and capabilities a plug-in needs with its default parameters."""
-    return sorted(default_instance_value(cls, "requires")) + sorted(default_instance_value(cls, "capabilities"))
+def parts_of(plugin: Plugin) -> list[Any]:
+    """The plug-ins a method stands for; of any other kind, the plug-in itself."""
+    if not isinstance(plugin, Method):
+        return [plugin]
+    expanded = {key: value for key, value in plugin.expand().items() if key not in OPTIONS}
+    chosen = [(ALIASES.get(key, key), spec) for key, value in expanded.items() for spec in specs(key, value)]
+    return [create(kind, spec.pop("name"), **spec) for kind, spec in chosen]
 
 
-def hosts_of(cls: type[Plugin]) -> list[str]:
+def needs(plugin: Plugin | type[Plugin]) -> list[str]:
+    """Signals and capabilities a plug-in needs, a class with its default parameters."""
+    return sorted(default_instance_value(plugin, "requires")) + sorted(default_instance_value(plugin, "capabilities"))
+
+
+def hosts_of(plugin: Plugin | type[Plugin]) -> list[str]:
     """Hosts that can carry the plug-in in some configuration."""
     from .hosts.inspection import HOSTS
 
-    wanted = default_instance_value(cls, "capabilities")
+    wanted = default_instance_value(plugin, "capabilities")
     missing = {name: sorted(wanted - host.capabilities()) for name, host in HOSTS.items()}
     return [name if not gaps else f"not {name} (lacks {', '.join(gaps)})" for name, gaps in missing.items()]
 

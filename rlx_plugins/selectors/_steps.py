@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..advantages._runs import Runs
 from ..core.segments import Segments, wide
 from ..core.terms import masked
 
@@ -27,26 +29,30 @@ class Steps:
     @classmethod
     def of(cls, turn_ids: Tensor, mask: Tensor) -> Steps:
         """The steps of the tokens of `mask` [B,T] with a turn id that is not negative."""
-        there = mask & (turn_ids >= 0)
-        rows = torch.arange(len(mask), device=mask.device)[:, None].expand_as(turn_ids)
-        pairs = torch.stack([rows[there], turn_ids[there].long()], 1)
-        unique, inverse = torch.unique(pairs, dim=0, return_inverse=True)
-        index = torch.full(mask.shape, -1, device=mask.device)
-        index[there] = inverse
-        return cls(unique[:, 0], unique[:, 1], index)
+        runs = Runs(torch.where(mask, turn_ids, -1))
+        there = runs.of >= 0
+        rows = torch.arange(len(mask), device=mask.device)[:, None].expand_as(runs.of)
+        pairs, number = torch.unique(torch.stack([rows[there], runs.of[there].long()], 1), dim=0, return_inverse=True)
+        of_run = torch.full(there.shape, -1, device=mask.device).masked_scatter_(there, number)
+        return cls(pairs[:, 0], pairs[:, 1], runs.spread(of_run))
 
     def __len__(self) -> int:
         return len(self.row)
 
     def sum(self, x: Tensor) -> Tensor:
         """[S] sums of [B,T] values over the tokens of each step."""
-        there = self.index >= 0
         x = wide(x)
-        return torch.zeros(len(self), dtype=x.dtype, device=x.device).index_add_(0, self.index[there], x[there])
+        sums = torch.zeros(len(self) + 1, dtype=x.dtype, device=x.device)
+        return sums.index_add_(0, self._bins, x.flatten())[1:]
 
     def mean(self, x: Tensor) -> Tensor:
         """[S] means of [B,T] values over the tokens of each step."""
-        return self.sum(x) / self.sum(torch.ones_like(wide(x)))
+        return self.sum(x) / torch.bincount(self._bins, minlength=len(self) + 1)[1:]
+
+    @functools.cached_property
+    def _bins(self) -> Tensor:
+        """[B*T] int64: 1 + the step of each token; 0 for those of no step, whose sum nobody reads."""
+        return self.index.flatten() + 1
 
     def spread(self, chosen: Tensor) -> Tensor:
         """[S] bool -> [B,T] bool: the tokens of the chosen steps."""
@@ -72,4 +78,4 @@ def quantile_by_group(groups: Segments, x: Tensor, share: float) -> Tensor:
 
 def masked_rows(x: Tensor, mask: Tensor) -> Tensor:
     """[B] means of [B,T] values over the tokens of `mask`; 0 for a row without any."""
-    return masked(wide(x), mask).sum(1) / mask.sum(1).clamp(min=1)
+    return masked(wide(x), mask).sum(1) / mask.sum(1, dtype=torch.int32).clamp(min=1)

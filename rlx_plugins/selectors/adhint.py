@@ -28,8 +28,8 @@ class ADHint(Selector):
     Reads hint_mask, response_mask, entropy (nats, of the step's start) and advantages [B,T]; returns weight [B,T] and
     the numbers hint_tokens and hint_weight (their mean weight). Denominators stay those of all tokens.
 
-    Only hint tokens inside response_mask are trained, and so concern this rule; a hint that stays outside it, as hint
-    parts make them unless they say otherwise, leaves all weights at 1 and hint_tokens at 0. The weight function is
+    Only hint tokens inside response_mask are trained, and so concern this rule: those of segments with `imitated=True`
+    (`hint.imitate=true` for adaprefix). Others leave all weights at 1 and hint_tokens at 0. The weight function is
     reconstructed.
     """
 

@@ -25,10 +25,11 @@ UNRECORDED = 1e-9
 
 
 class Undecided(NamedTuple):
-    """step_entropy [S] of the steps in order, threshold [B] of each row (NaN: none), keep [B,T] bool."""
+    """step_entropy and chosen (bool) [S] of the steps in order, threshold [B] of each row (NaN: none), keep [B,T]."""
 
     step_entropy: Tensor
     threshold: Tensor
+    chosen: Tensor
     keep: Tensor
 
 
@@ -63,10 +64,11 @@ class DART(Selector):
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         found = self.undecided(batch)
-        weight = masked(self.importance(batch), found.keep)
         steps = found.step_entropy.numel()
-        kept = Steps.of(batch.turn_ids, found.keep)
-        return {"weight": weight, "kept_steps": len(kept) / max(steps, 1)}
+        return {
+            "weight": masked(self.importance(batch), found.keep),
+            "kept_steps": int(found.chosen.sum()) / max(steps, 1),
+        }
 
     def undecided(self, batch: RolloutBatch) -> Undecided:
         """Entropy of every step, threshold of every row, and the tokens of the steps above it."""
@@ -78,7 +80,8 @@ class DART(Selector):
         groups = Segments(of_row[steps.row])
         thresholds[groups.ids] = quantile_by_group(groups, entropy, self.drop_quantile)
         threshold = thresholds[of_row]
-        return Undecided(entropy, threshold, steps.spread(entropy >= threshold[steps.row] - TIE))
+        chosen = entropy >= threshold[steps.row] - TIE
+        return Undecided(entropy, threshold, chosen, steps.spread(chosen))
 
     def importance(self, batch: RolloutBatch) -> Tensor:
         """min(pi_old / pi_rollout, cap) [B,T]; 1 everywhere without a cap."""
@@ -86,8 +89,8 @@ class DART(Selector):
         if self.cap is None:
             return torch.ones(mask.shape, dtype=batch.dtype, device=mask.device)
         if batch.has("correction_weight"):
-            before = batch.correction_weight[mask]
-            if bool(((before != 0) & (before != 1)).any()):
+            before = batch.correction_weight
+            if bool((mask & (before != 0) & (before != 1)).any()):
                 raise ConfigError(
                     "selector dart weighs tokens for the mismatch of engine and trainer, and so does the correction;"
                     " drop the correction, or set selector dart.cap to null"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ...core import randomness
-from ...core.operations import Abort, Generate
+from ...core.operations import Abort, Generate, Unlearn
 from ...core.trajectory import Rollout, Segment
-from .policy import CALL, EOS, GOOD, START, TOOL, TablePolicy, score, token_logp
+from .policy import CALL, EOS, GOOD, START, TOOL, TablePolicy, previous_tokens, score, token_logp
 
 Score = Callable[[Rollout], tuple[float | None, dict[str, float]]]
 
@@ -51,13 +51,44 @@ class TableEngine:
         self.policy, self.prompts, self.seed = policy, prompts, seed
         self.resolution, self.turns, self.score, self.lengths = resolution, turns, score, lengths
         self.ticks = self.generated = 0
+        self.before: tuple[Tensor, Tensor] | None = None
         self.load(policy.theta, version=0)
 
     def load(self, theta: Tensor, version: int) -> None:
         """Take over the trainer's weights, which have seen `version` updates."""
         self.exact = theta.detach().clone()
-        self.rounded = (self.exact / self.resolution).round() * self.resolution if self.resolution else self.exact
+        self.rounded, self.before = self._as_stored(self.exact), None
         self.version = version
+
+    def _as_stored(self, theta: Tensor) -> Tensor:
+        return (theta / self.resolution).round() * self.resolution if self.resolution else theta
+
+    def unlearn(self, operation: Unlearn) -> None:
+        """Sample from weights that have taken a step down the operation's loss, until `restore`."""
+        self.before = (self.exact, self.rounded) if self.before is None else self.before
+        theta = self.exact.clone().requires_grad_()
+        rows = [r for r in operation.rollouts if len(r)]
+        if rows:
+            (gradient,) = torch.autograd.grad(operation.loss(*self._own_logp(rows, theta)), theta)
+            self.exact = (theta - operation.lr * gradient).detach()
+            self.rounded = self._as_stored(self.exact)
+
+    def restore(self) -> None:
+        """Sample from the trainer's weights again."""
+        if self.before is not None:
+            (self.exact, self.rounded), self.before = self.before, None
+
+    def _own_logp(self, rows: list[Rollout], theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [R,T] of the response tokens under weights `theta`, and which are the model's own."""
+        width = max(map(len, rows))
+        ids = torch.tensor([r.tokens + [EOS] * (width - len(r)) for r in rows])
+        own = [[s.from_model for s in r.segments for _ in s.tokens] for r in rows]
+        mask = torch.tensor([row + [False] * (width - len(row)) for row in own])
+        prompt = torch.tensor([self.prompts[r.prompt_key] for r in rows])[:, None].expand_as(ids)
+        helped = torch.tensor([bool(r.context) for r in rows])[:, None].expand_as(ids)
+        logits = self.policy(prompt, previous_tokens(ids), helped, theta)
+        temperature = torch.tensor([r.temperature for r in rows], dtype=logits.dtype).clamp(min=1e-6)
+        return token_logp(logits / temperature[:, None, None], ids), mask
 
     def abort(self, operation: Abort) -> None:
         for r in operation.rollouts:
@@ -73,6 +104,8 @@ class TableEngine:
         while running := [r for r in rows if r.state == "running"]:
             if operation.until == "group" and _some_group_settled(rows):
                 return
+            if len(rows) - len(running) >= operation.enough:
+                return
             self._tick(running)
 
     def _tick(self, rows: list[Rollout]) -> None:
@@ -85,7 +118,7 @@ class TableEngine:
         temperature = torch.tensor([r.temperature for r in rows], dtype=torch.float64).clamp(min=1e-6)[:, None]
         logits = self.policy(prompt, previous, helped, self.rounded) / temperature
         u = [randomness.uniform(self.seed, "table/token", r.group, r.slot, len(r)) for r in rows]
-        above = logits.softmax(-1).cumsum(-1) > torch.tensor(u, dtype=torch.float64)[:, None]
+        above = _without_banned(logits, rows).softmax(-1).cumsum(-1) > torch.tensor(u, dtype=torch.float64)[:, None]
         ids = torch.where(above.any(1), above.to(torch.int8).argmax(1), EOS)
         if self.lengths is not None:
             at_end = torch.tensor([len(r) + 1 >= self.lengths(r) for r in rows])
@@ -94,13 +127,15 @@ class TableEngine:
         behavior = token_logp(self.policy(prompt, previous, helped, self.exact) / temperature, ids).tolist()
         for r, token, lp, lb in zip(rows, ids.tolist(), logp, behavior):
             self._append(r, token, lp, lb)
+            r.banned = []
             self._settle(r)
 
     def _append(self, r: Rollout, token: int, logp: float, logp_behavior: float) -> None:
         turn = sum(s.source == "tool" for s in r.segments)
         last = r.segments[-1] if r.segments else None
         if last is None or (last.source, last.version, last.trained) != ("policy", self.version, True):
-            last = Segment([], "policy", [], self.version, turn, logp_behavior=[] if r.context else None)
+            last = Segment([], "policy", [], self.version, turn)
+            last.logp_behavior = [] if r.context or self.before is not None else None
             r.segments.append(last)
         last.tokens.append(token)
         if last.logp is not None:
@@ -118,6 +153,14 @@ class TableEngine:
             r.reward, r.components = self.score(r)
         elif r.pause_at is not None and len(r) >= r.pause_at:
             r.state = "paused"
+
+
+def _without_banned(logits: Tensor, rows: list[Rollout]) -> Tensor:
+    """Logits [n,V] with -inf at the tokens a row may not be continued with."""
+    out = logits.clone()
+    for i, r in enumerate(rows):
+        out[i, r.banned] = -torch.inf
+    return out
 
 
 def _last(r: Rollout) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core.batch import RolloutBatch
-from ...core.operations import Abort, Forward, Generate, Operation
+from ...core.operations import Abort, Forward, Generate, Operation, Restore, Unlearn
 from ...core.trajectory import Rollout
 from ...corrections.ppo_ewma import ProximalAverage
 from .critic import TableCritic
@@ -84,12 +84,21 @@ class TableHost:
             return self.engine.generate(operation)
         if isinstance(operation, Abort):
             return self.engine.abort(operation)
+        if isinstance(operation, Unlearn):
+            return self.engine.unlearn(operation)
+        if isinstance(operation, Restore):
+            return self.engine.restore()
         return self.forward(operation)
 
     @torch.no_grad()
     def forward(self, operation: Forward) -> list[Any]:
         """Score rollouts under the current policy; see `Forward` for what each `want` is."""
-        answer = {"logp": self._logp, "hidden": self._hidden, "prompt_entropy": self._prompt_entropy}[operation.want]
+        answer = {
+            "logp": self._logp,
+            "entropy": self._entropy,
+            "hidden": self._hidden,
+            "prompt_entropy": self._prompt_entropy,
+        }[operation.want]
         return [answer(r) for r in operation.rollouts]
 
     def _logits(self, r: Rollout, previous: list[int]) -> Tensor:
@@ -102,6 +111,9 @@ class TableHost:
         if not tokens:
             return []
         return token_logp(self._logits(r, [START, *tokens[:-1]]), torch.tensor(tokens)).tolist()
+
+    def _entropy(self, r: Rollout) -> list[float]:
+        return entropy(self._logits(r, [START, *r.tokens[:-1]])).tolist()[: len(r)]
 
     def _hidden(self, r: Rollout) -> Tensor:
         """[6]: the next-token logits, the share of right steps so far, the length."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from trl.models.utils import disable_gradient_checkpointing
 
 from ...core.batch import RolloutBatch
 from ...core.config import Parts
+from ...core.errors import DataError
 from ...core.randomness import hash_bits
-from .columns import LOG_PROBS, dataset_column, fit, gather_rows, log_probs, response_mask, token_columns
+from ..signals import OPTION, VALUES, add_supplied, per_token, row_column
+from .columns import fit, gather_rows, log_probs, response_mask, token_columns
+from .forward import forward_columns
 from .inputs import PROMPT_KEY
 from .profile import ALWAYS, column_names
 from .rollouts import Rollouts
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 SUCCESS = 0.5
 """A row is `correct` if its raw reward is above this."""
 
-MULTIMODAL = (
-    "pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids"
-    " mm_token_type_ids image_position_ids"
-).split()
-"""Keys of TRL's dictionary that its log-prob method takes as arguments of the same name."""
-
 _BEFORE_LOSS = ("reward", "advantage", "correction", "aggregate", "distill_aggregate", "selector", "auxiliary")
 
 
@@ -38,8 +33,10 @@ class Needs:
     """What the parts read, so that nothing else is computed.
 
     logp_old, entropy   before the loss, where the parent computes neither by itself
-    logp_rollout, logp_behavior, logp_teacher, logp_prox   anywhere
-    dataset             columns of the dataset, and fields of a `rollout_func`, that become columns of the batch
+    logp_rollout, logp_behavior, logp_teacher, logp_prox, confidence   anywhere
+    values              of a value model: `values`, `value_prior`
+    dataset, supplied   columns of the dataset, and fields named in `rollout_signals`, that become columns of the batch
+    per_token           those of `supplied` with one entry per response token
     """
 
     logp_old: bool
@@ -48,13 +45,19 @@ class Needs:
     logp_behavior: bool
     logp_teacher: bool
     logp_prox: bool
+    confidence: bool
+    values: frozenset[str]
     dataset: tuple[str, ...]
+    supplied: tuple[str, ...]
+    per_token: frozenset[str]
 
     @classmethod
     def of(cls, parts: Parts, dataset: Any, rollout_signals: Iterable[str] = ()) -> Needs:
         early = [p for kind in _BEFORE_LOSS for p in parts[kind]] + parts.rollout
         before_loss = set().union(*(p.requires for p in early), *(p.corrects for p in parts["correction"]))
-        anywhere = parts.requires | before_loss
+        supplied = parts.requires & frozenset(rollout_signals)
+        columns = (parts.requires & frozenset(column_names(dataset))) - ALWAYS - supplied
+        anywhere = (parts.requires | before_loss) - supplied - columns
         return cls(
             logp_old=bool(before_loss & {"logp_old"}) or bool(anywhere & {"logp_rollout", "logp_behavior"}),
             entropy="entropy" in before_loss,
@@ -62,7 +65,11 @@ class Needs:
             logp_behavior="logp_behavior" in anywhere,
             logp_teacher="logp_teacher" in anywhere,
             logp_prox="logp_prox" in anywhere,
-            dataset=tuple(sorted((parts.requires & {*column_names(dataset), *rollout_signals}) - ALWAYS)),
+            confidence="confidence" in anywhere,
+            values=anywhere & VALUES,
+            dataset=tuple(sorted(columns)),
+            supplied=tuple(sorted(supplied)),
+            per_token=per_token(parts) & supplied,
         )
 
 
@@ -76,11 +83,10 @@ def generated_batch(
         columns["response_mask"][empty_rows] = False
         columns["finished"][empty_rows] = True
     columns[PROMPT_KEY] = [row.get(PROMPT_KEY, "") for row in inputs]  # an environment may do without a dataset
-    for name in needs.dataset:
-        columns[name] = dataset_column([row[name] for row in inputs], device)
     columns = gather_rows(trainer.accelerator, columns)
-    n, group_size, step = len(columns[PROMPT_KEY]), trainer.num_generations, trainer.state.global_step
-    names = [f"{key}#{step}.{i // group_size}" for i, key in enumerate(columns[PROMPT_KEY])]
+    keys = columns[PROMPT_KEY]
+    n, group_size, step = len(keys), trainer.num_generations, trainer.state.global_step
+    names = [f"{key}#{step}.{i // group_size}" for i, key in enumerate(keys)]
     rewards = (trainer.components * trainer.reward_weights.to(device)).nansum(1)
     rewards = torch.where(torch.isnan(trainer.components).all(1), torch.nan, rewards)
     columns |= {
@@ -100,6 +106,12 @@ def generated_batch(
         columns["logp_behavior"] = columns["logp_old"]
     if needs.logp_rollout:
         columns.setdefault("logp_rollout", columns["logp_old"])
+    given: dict[str, list[Any]] = {name: [row[name] for row in inputs] for name in needs.dataset}
+    given |= {name: _reported(trainer, inputs, name) for name in needs.supplied}
+    given = gather_rows(trainer.accelerator, {**given, _LENGTHS: trainer.response_lengths})
+    lengths = given.pop(_LENGTHS)
+    columns |= {name: row_column(given.pop(name), device) for name in needs.dataset}
+    add_supplied(columns, given.items(), lengths, _row_name(keys), needs.per_token)
     return RolloutBatch(columns, step=step, total_steps=trainer.state.max_steps, seed=trainer.args.seed)
 
 
@@ -109,14 +121,17 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
     local = log_probs(out) | forward_columns(trainer, out) | {"response_mask": response_mask(out)}
     local.pop("logp_rollout", None)
     forward = gather_rows(trainer.accelerator, local)
-    width = max([batch.response_ids.shape[1], *(c.shape[1] for c in forward.values())])
-    columns = {name: fit(c, width, batch.response_ids.shape[1]) for name, c in batch.items()}
-    forward = {name: fit(c[:size], width, c.shape[1]) for name, c in forward.items()}
+    made_width, forward_width = batch.response_ids.shape[1], forward["response_mask"].shape[1]
+    width = max(made_width, forward_width)
+    columns = {name: fit(c, width, made_width) for name, c in batch.items()}
+    forward = {name: fit(c[:size], width, forward_width) for name, c in forward.items()}
     forward["response_mask"] = forward["response_mask"] & columns["response_mask"]  # mask_truncated_completions
     columns |= forward
     for name in set(trainer.needs.dataset) - set(columns):
         values = [trainer.dataset_row(key)[name] for key in batch.prompt_key]
-        columns[name] = dataset_column(values, trainer.accelerator.device)
+        columns[name] = row_column(values, trainer.accelerator.device)
+    supplied = {name: _logged(made, name) for name in trainer.needs.supplied}
+    add_supplied(columns, supplied.items(), made.lengths, _row_name(batch.prompt_key), trainer.needs.per_token)
     columns.setdefault("correct", batch.rewards > SUCCESS)
     if trainer.needs.logp_behavior:
         old, recorded = columns["logp_old"], columns.get("logp_behavior")
@@ -124,29 +139,43 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
     return RolloutBatch(columns, step=batch.step, total_steps=batch.total_steps, seed=batch.seed)
 
 
-def forward_columns(trainer: RLXTrainer, out: dict[str, Any]) -> dict[str, Tensor]:
-    """logp_old, entropy, logp_teacher, logp_prox [B,T] where a part reads them and the parent has not computed them."""
-    columns: dict[str, Tensor] = {}
-    if trainer.teacher is not None and trainer.needs.logp_teacher:
-        columns["logp_teacher"] = trainer.teacher.logp(out)
-    if trainer.averaged is not None and trainer.needs.logp_prox:
-        columns["logp_prox"] = trainer.averaged.logp(out)
-    missing_old = trainer.needs.logp_old and LOG_PROBS["logp_old"] not in out
-    if not missing_old and not trainer.needs.entropy:
-        return columns
-    checkpointing = trainer.args.gradient_checkpointing_kwargs
-    with torch.no_grad(), disable_gradient_checkpointing(trainer.model, checkpointing):
-        logp, entropy, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model,
-            torch.cat([out["prompt_ids"], out["completion_ids"]], 1),
-            torch.cat([out["prompt_mask"], out["completion_mask"]], 1),
-            out["completion_ids"].shape[1],
-            batch_size=trainer.args.per_device_train_batch_size,
-            compute_entropy=trainer.needs.entropy,
-            **{name: out[name] for name in MULTIMODAL if name in out},
-        )
-    if trainer.needs.entropy:
-        columns["entropy"] = entropy
-    if missing_old:
-        columns["logp_old"] = out[LOG_PROBS["logp_old"]] = logp
-    return columns
+_LENGTHS = "response lengths"
+
+
+def _row_name(keys: Sequence[str]) -> Callable[[int], str]:
+    return lambda i: f"row {i} (prompt {keys[i]!r})"
+
+
+def _reported(trainer: RLXTrainer, inputs: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """This rank's values of a field that a reward function reported with `log_extra`, or a `rollout_func` returned."""
+    if name in trainer.reported:
+        values = trainer.reported[name]
+        if len(values) != len(inputs):
+            raise DataError(f"log_extra({name!r}, ...) told {len(values)} values in all for {len(inputs)} completions")
+        return list(values)
+    check_fields(inputs, [name], all_missing=True)
+    return [row[name] for row in inputs]
+
+
+def check_fields(inputs: Sequence[dict[str, Any]], names: Iterable[str], *, all_missing: bool = False) -> None:
+    """DataError where a `rollout_func` returned a field for some completions only (`all_missing`: or for none)."""
+    for name in names:
+        without = [i for i, row in enumerate(inputs) if name not in row]
+        if without and (all_missing or len(without) < len(inputs)):
+            key = inputs[without[0]].get(PROMPT_KEY, "")
+            raise DataError(_missing(name, f"completion {without[0]} (prompt {key!r})"))
+
+
+def _logged(made: Rollouts, name: str) -> list[Any]:
+    """Values that a reward function reported with `log_extra` for the program's rows."""
+    for i, (row, key) in enumerate(zip(made.logged, made.batch.prompt_key)):
+        if name not in row:
+            raise DataError(_missing(name, f"row {i} (prompt {key!r})"))
+    return [row[name] for row in made.logged]
+
+
+def _missing(name: str, where: str) -> str:
+    return (
+        f"{OPTION} names {name!r}, but {where} has no such field: return it from your rollout_func, one entry per"
+        " completion, or report it in a reward function with log_extra"
+    )

@@ -61,13 +61,6 @@ def log_probs(out: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {signal: out[key] for signal, key in LOG_PROBS.items() if key in out}
 
 
-def dataset_column(values: Sequence[Any], device: torch.device) -> Any:
-    """A dataset column as a float32 tensor [B] where it is numeric (None: NaN), else as a list."""
-    if all(v is None or isinstance(v, (bool, int, float)) for v in values):
-        return torch.tensor([float("nan") if v is None else float(v) for v in values], device=device)
-    return list(values)
-
-
 def gather_rows(accelerator: Accelerator, columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns with the rows of all ranks, in rank order; token columns padded on the right to one width."""
     if accelerator.num_processes == 1:

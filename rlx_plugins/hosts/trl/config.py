@@ -13,6 +13,8 @@ from trl import GRPOConfig
 from ...core.config import Parts, parse_overrides
 from ...core.errors import ConfigError
 from ...core.kinds import Plugin
+from ..signals import OPTION, check_names
+from ..value_model import check_value_model
 from .profile import NEEDS_ROWS_BY_INDEX, column_names
 
 
@@ -25,9 +27,13 @@ class RLXConfig(GRPOConfig):
     generation_chunk  response tokens per call of the engine. None: a call goes on until its rows end or reach a pause
     teacher_model     a model with the policy's vocabulary, for parts that read a teacher: a path, or "policy" for the
                       policy itself (which as teacher sees what a hint put into `teacher_context`)
-    rollout_signals   fields that your `rollout_func` returns beside TRL's own, as signals of the batch: one value per
-                      row, or one list per row for values by token, turn or node
-    prox_decay        keep an averaged policy, the source of logp_prox: weight of the old value after an optimizer step
+    rollout_signals   fields that your `rollout_func` returns beside TRL's own, or a reward function reports with
+                      `log_extra`, as signals of the batch: one value per row, or one list per row for values by token
+                      (as many as the response has), turn or node
+    value_model       a frozen value model, the source of `values` and `value_prior`: path or hub name of a token or
+                      sequence classifier with one label, or "package.module:function" (see hosts/value_model.py)
+    prox_decay        keep an averaged policy, the source of logp_prox: weight of the old values after an optimizer step
+                      in a bias-corrected average (W / (W + 2) for a staleness of W optimizer steps)
     """
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["plugins"]
@@ -52,7 +58,13 @@ class RLXConfig(GRPOConfig):
     )
     rollout_signals: list[str] | None = field(
         default=None,
-        metadata={"help": "Names of the extra fields your rollout_func returns, for plug-ins that read them."},
+        metadata={"help": "Names of the extra fields your rollout_func or reward functions report, for plug-ins."},
+    )
+    value_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "A frozen value model (path, hub name) or package.module:function, for plug-ins that read it."
+        },
     )
     prox_decay: float | None = field(
         default=None,
@@ -67,6 +79,7 @@ class RLXConfig(GRPOConfig):
             raise ConfigError(f"plugins: expected a mapping or 'kind=name ...' words, got {self.plugins!r}")
         if self.plugins is not None:
             self.plugins = {kind: _plain(value) for kind, value in self.plugins.items()}
+        self.rollout_signals = list(check_names(OPTION, self.rollout_signals)) or None
         if self.generation_chunk is not None and self.generation_chunk < 1:
             raise ConfigError(f"generation_chunk: must be >= 1 token, got {self.generation_chunk}")
         if self.prox_decay is not None and not 0 <= self.prox_decay < 1:
@@ -136,6 +149,8 @@ def check_options(args: GRPOConfig, parts: Parts, *, own_rollouts: bool, dataset
             raise ConfigError(f"{label} acts while rollouts are made: {NEEDS_ROWS_BY_INDEX}")
         if {"image", "images"} & set(column_names(dataset)):
             raise ConfigError(f"{label} acts while rollouts are made, which works on text only; the dataset has images")
+    if getattr(args, "value_model", None) is not None:
+        check_value_model(args.value_model)
     for part in parts:
         for column in sorted(getattr(part, "token_columns", ())):
             if column not in column_names(dataset):

@@ -106,7 +106,9 @@ class LockStep:
             ended = [r for r in running if self._ends(r)]
             running = [r for r in running if r.state == "running"]
             self._score([r for r in ended if r.state == "finished"])
-            if not running or (operation.until == "group" and self.chunk and self._any_settled(operation.rollouts)):
+            if not running or len(operation.rollouts) - len(running) >= operation.enough:
+                return
+            if operation.until == "group" and self.chunk and self._any_settled(operation.rollouts):
                 return
             self._extend(running)
 
@@ -129,15 +131,16 @@ class LockStep:
         return any(r.group not in busy for r in rollouts)
 
     def _extend(self, running: list[Rollout]) -> None:
-        """One call of the engine for each temperature; new tokens become a segment or lengthen the last one."""
-        for temperature in sorted({r.temperature for r in running}):
-            rows = [r for r in running if r.temperature == temperature]
+        """One call of the engine for each way of sampling; new tokens become a segment or lengthen the last one."""
+        for temperature, banned in sorted({_way(r) for r in running}):
+            rows = [r for r in running if _way(r) == (temperature, banned)]
             room = [self._room(r) for r in rows]
             sampled = self._all(
                 {
                     "do": "sample",
                     "rows": [r.prompt + r.context + r.tokens for r in rows],
                     "temperature": temperature,
+                    "banned": banned,
                     "max_new": max(room),
                 }
             )
@@ -148,6 +151,7 @@ class LockStep:
                 logps = self._all({"do": "forward", "want": "logp", "rows": seen})
             for r, tokens, logp in zip(rows, new, logps):
                 self._append(r, tokens, logp)
+                r.banned = []
 
     def _room(self, r: Rollout) -> int:
         stops = [r.max_tokens] + ([r.pause_at] if r.pause_at is not None else [])
@@ -199,13 +203,15 @@ class LockStep:
         if message["do"] == "score":
             return self._serve_score(share, len(rows))
         if message["do"] == "sample":
-            own = self._sample(share, message["temperature"], message["max_new"])
+            own = self._sample(share, message["temperature"], message["max_new"], message["banned"])
         else:
             own = self._evaluate(share, message["want"])
         return gather_object(own)[: len(rows)]
 
-    def _sample(self, rows: list[list[int]], temperature: float, max_new: int) -> list[tuple[list[int], Any]]:
-        with sampling(self.trainer, temperature, max_new):
+    def _sample(
+        self, rows: list[list[int]], temperature: float, max_new: int, banned: tuple[int, ...]
+    ) -> list[tuple[list[int], Any]]:
+        with sampling(self.trainer, temperature, max_new, banned):
             tokens, logp = self.trainer._generate_single_turn(rows, None, {}, 1)
         unknown = [[float("nan") if x is None else x for x in row] for row in logp] if logp is not None else None
         return list(zip(map(list, tokens), unknown or [None] * len(rows)))
@@ -230,18 +236,33 @@ class LockStep:
         with disable_gradient_checkpointing(self.trainer.model, args.gradient_checkpointing_kwargs):
             for i in range(0, len(rows), args.per_device_train_batch_size):
                 part = rows[i : i + args.per_device_train_batch_size]
-                out += {"logp": self._logp, "hidden": self._hidden, "prompt_entropy": self._prompt_entropy}[want](part)
+                out += {
+                    "logp": self._logp,
+                    "entropy": self._entropy,
+                    "hidden": self._hidden,
+                    "prompt_entropy": self._prompt_entropy,
+                }[want](part)
         return out
 
     def _logp(self, rows: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+        return self._per_token(rows, entropy=False)
+
+    def _entropy(self, rows: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+        return self._per_token(rows, entropy=True)
+
+    def _per_token(self, rows: list[tuple[list[int], list[int]]], *, entropy: bool) -> list[list[float]]:
+        """Log-probability of every response token, or the entropy of the distribution it was drawn from."""
         width = max(len(tokens) for _, tokens in rows)
         if width == 0:
             return [[] for _ in rows]
         left, left_mask = self._padded([prompt for prompt, _ in rows], "left")
         right, right_mask = self._padded([tokens for _, tokens in rows], "right")
         ids, mask = torch.cat([left, right], 1), torch.cat([left_mask, right_mask], 1)
-        logp, _, _ = self.trainer._get_per_token_logps_and_entropies(self.trainer.model, ids, mask, width)
-        return [row[: len(tokens)].tolist() for row, (_, tokens) in zip(logp.float(), rows)]
+        made = self.trainer._get_per_token_logps_and_entropies(
+            self.trainer.model, ids, mask, width, compute_entropy=entropy
+        )
+        values = made[1 if entropy else 0].float()
+        return [row[: len(tokens)].tolist() for row, (_, tokens) in zip(values, rows)]
 
     def _hidden(self, rows: list[tuple[list[int], list[int]]]) -> list[Tensor]:
         ids, mask = self._padded([prompt + tokens for prompt, tokens in rows], "left")
@@ -265,17 +286,31 @@ class LockStep:
         return ids.to(device), mask.to(device)
 
 
+def _way(r: Rollout) -> tuple[float, tuple[int, ...]]:
+    """What a row's next call of the engine depends on beside its tokens."""
+    return r.temperature, tuple(r.banned)
+
+
 @contextlib.contextmanager
-def sampling(trainer: RLXTrainer, temperature: float, max_new_tokens: int) -> Iterator[None]:
-    """The engine with another temperature and response bound, for the calls inside."""
+def sampling(
+    trainer: RLXTrainer, temperature: float, max_new_tokens: int, banned: tuple[int, ...] = ()
+) -> Iterator[None]:
+    """The engine with another temperature and response bound, for the calls inside.
+
+    banned  tokens that can't be the first of a call's new ones (transformers' own generate only)
+    """
+    wanted: dict[str, Any] = {"temperature": temperature}
     if trainer.use_vllm:
         engine, bound = trainer.vllm_generation, "max_completion_length"
     else:
         engine, bound = trainer.generation_config, "max_new_tokens"
-    before = {"temperature": engine.temperature, bound: getattr(engine, bound)}
+        if banned:
+            wanted["begin_suppress_tokens"] = [*(engine.begin_suppress_tokens or ()), *banned]
+    wanted[bound] = max_new_tokens
+    before = {name: getattr(engine, name) for name in wanted}
     try:
-        engine.temperature = temperature
-        setattr(engine, bound, max_new_tokens)
+        for name, value in wanted.items():
+            setattr(engine, name, value)
         yield
     finally:
         for name, value in before.items():

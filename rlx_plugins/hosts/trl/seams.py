@@ -23,6 +23,8 @@ PARAMETERS: dict[str, str] = {
     "trl.trainer.utils.pad": "tensors padding_value padding_side pad_to_multiple_of",
     "trl.trainer.utils.add_fused_lm_head": "model temperature cast_lm_head_to_fp32 outputs",
     "trl.models.utils.disable_gradient_checkpointing": "model gradient_checkpointing_kwargs",
+    "trl.models.utils.unwrap_model_for_generation": "model accelerator gather_deepspeed3_params generation_kwargs"
+    " gradient_checkpointing_kwargs",
     "transformers.Trainer._get_output_dir": "self trial",
     "transformers.Trainer.train": "self resume_from_checkpoint trial ignore_keys_for_eval",
     "accelerate.utils.broadcast_object_list": "object_list from_process",
@@ -58,9 +60,9 @@ MENTIONS: dict[str, str] = {
 
 FIELDS = (
     "steps_per_generation generation_batch_size num_iterations num_generations max_completion_length temperature beta"
-    " use_vllm vllm_importance_sampling_correction use_bias_correction_kl loss_type importance_sampling_level epsilon"
-    " epsilon_high delta scale_rewards multi_objective_aggregation top_entropy_quantile off_policy_mask_threshold"
-    " entropy_target mask_truncated_completions reward_weights"
+    " use_vllm use_transformers_continuous_batching vllm_importance_sampling_correction use_bias_correction_kl"
+    " loss_type importance_sampling_level epsilon epsilon_high delta scale_rewards multi_objective_aggregation"
+    " top_entropy_quantile off_policy_mask_threshold entropy_target mask_truncated_completions reward_weights"
 )
 """Fields of `GRPOConfig` that are read."""
 

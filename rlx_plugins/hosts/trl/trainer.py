@@ -23,8 +23,9 @@ from ...core.errors import ConfigError
 from ...core.objective import policy_loss
 from ...core.preparation import prepare
 from ..loss_terms import count_columns, micro_terms, refuse_nan
+from ..value_model import ValueFunction, load_value_model
 from .averaged import AveragedPolicy
-from .batches import Needs, generated_batch, program_batch
+from .batches import Needs, check_fields, generated_batch, program_batch
 from .checkpoint import latest, load_parts, save_parts
 from .columns import LOG_PROBS, PREFIX, cut_responses, micro_batch, own_rows
 from .config import check_options, check_saving, corrects_sampling, needs_program
@@ -56,6 +57,9 @@ class RLXTrainer(GRPOTrainer):
     components       [N,K] raw rewards of all ranks' rows of the generation batch, NaN where a function answered None
     teacher          the teacher that parts read, if `teacher_model` names one
     averaged         the averaged policy behind logp_prox, if `prox_decay` asks for one
+    value_model      what `value_model` names
+    reported         what reward functions told `log_extra` about this rank's completions, by name
+    response_lengths  tokens of this rank's completions
     """
 
     parts: Parts | None = None
@@ -64,6 +68,9 @@ class RLXTrainer(GRPOTrainer):
     components: Tensor
     teacher: Teacher | None
     averaged: AveragedPolicy | None
+    value_model: ValueFunction | None
+    reported: dict[str, list[Any]]
+    response_lengths: list[int]
 
     def __init__(
         self,
@@ -108,6 +115,8 @@ class RLXTrainer(GRPOTrainer):
             raise ConfigError("rollout-side plug-ins work on text only; this model's processor is multimodal")
         self._needs_logits = bool(parts.with_hook("from_logits"))
         self.needs = Needs.of(parts, self.train_dataset, self.args.rollout_signals or ())
+        if self.needs.confidence and self._is_vlm:
+            raise ConfigError("confidence is computed on text only; this model's processor is multimodal")
         self._token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))
         self._counts, self._micro_terms = count_columns(parts), micro_terms(parts)
         self.component_names = unique_names(self.reward_func_names)
@@ -121,11 +130,23 @@ class RLXTrainer(GRPOTrainer):
         self._empty_rows: list[int] = []
         self.teacher = Teacher(self, self.args.teacher_model) if self.args.teacher_model is not None else None
         self.averaged = AveragedPolicy(self, self.args.prox_decay) if self.args.prox_decay is not None else None
+        self.value_model = self._load_value_model()
         self._needs_teacher_logits = any("teacher_logits" in p.capabilities for p in parts)
         for part in parts["quant"]:
             wrapped = part.wrap(self.model)
             if wrapped is not self.model:
                 self.model = self.model_wrapped = wrapped
+
+    def _load_value_model(self) -> ValueFunction | None:
+        if self.args.value_model is None or not self.needs.values:
+            return None
+        return load_value_model(
+            self.args.value_model,
+            vocabulary=len(self._tokenizer),
+            device=self.accelerator.device,
+            dtype=self.model.dtype,
+            batch_size=self.args.per_device_train_batch_size,
+        )
 
     # ---- the dataset, by prompt key
     @functools.cached_property
@@ -167,12 +188,15 @@ class RLXTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self.parts is None:
             return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self.response_lengths = [len(ids) for ids in completion_ids_list]
         if self._made is not None:
             ranks = range(self.accelerator.num_processes)
             self.components = torch.cat([self._made.components_of(self._made.mine(r)) for r in ranks])
             self._pending_extra_logs.update(self._extra_logs(self._made))
         else:
+            check_fields(inputs, self.needs.supplied)
             self.components = self.score_completions(inputs, prompts, completions, completion_ids_list)
+            self.reported = {name: list(values) for name, values in self._pending_extra_logs.items()}
         return self.components
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -386,9 +410,14 @@ class RLXTrainer(GRPOTrainer):
             self._metrics["train"][f"rlx/{name}"].append(value)
 
     # ---- after the update, checkpoints
-    def _updates_done(self) -> None:
-        """After the last optimizer step of a generation batch: let the rollout side learn from it."""
-        if self._prepared is None or self._step % (self.args.steps_per_generation * self.num_iterations):
+    def _optimizer_stepped(self) -> None:
+        """After an optimizer step: move the averaged policy; after a generation batch's last, tell the rollout side."""
+        assert self.parts is not None
+        last = self._prepared is not None and self._step % (self.args.steps_per_generation * self.num_iterations) == 0
+        if self.averaged is not None:
+            asked = any(getattr(part, "reset_proximal", False) for part in self.parts["correction"])
+            self.averaged.stepped(reset=last and asked)
+        if not last:
             return
         if self._context is not None and self.accelerator.is_main_process:
             for part in self.parts.rollout:
@@ -444,6 +473,4 @@ class _StepEnd(TrainerCallback):
         check_saving(args, state.save_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.averaged is not None:
-            self.trainer.averaged.update()
-        self.trainer._updates_done()
+        self.trainer._optimizer_stepped()

@@ -21,6 +21,9 @@ TOTAL = "rlx/total/"
 RUN = "rlx_run"
 """Non-tensor entry of every micro-batch: step, total_steps, seed, values of the whole batch, state of the advantage."""
 
+ASKED, CONFIDENCE = "rlx_asked", "rlx_confidence"
+"""Non-tensor entry of a batch that asks the training workers for a signal only, and the field they answer with."""
+
 LOG_PROBS = {
     "logp_old": "old_log_probs",
     "logp_ref": "ref_log_prob",
@@ -119,13 +122,6 @@ def logp_behavior(columns: Mapping[str, Any], recorded: Tensor | None = None) ->
         known = (columns["staleness"] > 0) & ~torch.isnan(columns["logp_rollout"])
         out = torch.where(known, columns["logp_rollout"].to(out.dtype), out)
     return out if recorded is None else torch.where(torch.isnan(recorded), out, recorded.to(out.dtype))
-
-
-def row_column(values: Sequence[Any]) -> Any:
-    """Values of the dataset as a float32 tensor [B] where they are numbers (None: NaN), else as a list."""
-    if all(v is None or isinstance(v, (bool, int, float)) for v in values):
-        return torch.tensor([float("nan") if v is None else float(v) for v in values])
-    return list(values)
 
 
 def worker_fields(

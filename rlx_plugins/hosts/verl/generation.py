@@ -56,6 +56,8 @@ class Engine:
     chunk        response tokens per request (None: unbounded)
     own_temperatures   rollouts say their temperature themselves (else `sampling`'s holds for all)
     component_names    entries of the reward function's dictionary that are components; None: all numbers but `score`
+                       and those of `supplied`
+    supplied     entries of it that go into the rows' extras
     seed         every request carries a seed of its own, made of this one; None: the engine's own randomness
     generated    tokens sampled so far
     """
@@ -73,12 +75,13 @@ class Engine:
         chunk: int | None = None,
         own_temperatures: bool = False,
         component_names: Sequence[str] | None = None,
+        supplied: Sequence[str] = (),
         requests: Requests | None = None,
         seed: int | None = None,
     ):
         self.client, self.rewards, self.rows, self.forward = client, rewards, rows, forward
         self.sampling, self.version, self.eos, self.chunk = dict(sampling), version, frozenset(eos), chunk
-        self.own_temperatures, self.component_names = own_temperatures, component_names
+        self.own_temperatures, self.component_names, self.supplied = own_temperatures, component_names, supplied
         self.requests, self.seed = requests or Requests(), seed
         self.under_way: set[int] = set()
         self.sent = self.generated = 0
@@ -103,6 +106,8 @@ class Engine:
         while running := [r for r in rows if r.state == "running"]:
             busy = {r.group for r in running}
             if operation.until == "group" and any(r.group not in busy for r in rows):
+                return
+            if len(rows) - len(running) >= operation.enough:
                 return
             self._take_answer()
 
@@ -151,7 +156,8 @@ class Engine:
                 else:
                     self._finish(r, "eos")
         else:
-            r.reward, r.components = answer
+            r.reward, r.components, told = answer
+            r.extras |= told
             r.finish(r.stop or "eos")
 
     def _append(self, r: Rollout, output: Any) -> None:
@@ -184,33 +190,38 @@ class Engine:
     async def _sample(self, prompt: list[int], parameters: dict[str, Any]) -> Any:
         return await self.client.generate(uuid4().hex, prompt_ids=prompt, sampling_params=parameters)
 
-    async def _score(self, key: str, prompt: list[int], tokens: list[int]) -> tuple[float | None, dict[str, float]]:
-        """The reward, and its components, of verl's reward worker."""
+    async def _score(
+        self, key: str, prompt: list[int], tokens: list[int]
+    ) -> tuple[float | None, dict[str, float], dict[str, Any]]:
+        """The reward of verl's reward worker, its components, and the fields of it that parts read."""
         row = dict(self.rows(key))
         self.sent += 1
         worker = self.rewards[self.sent % len(self.rewards)]
         result = await worker.compute_score.remote(scored_row(row, prompt, tokens or [min(self.eos)]))
         reward, info = result["reward_score"], result["reward_extra_info"]
-        return _number(reward), components(info, self.component_names)
+        told = {name: info[name] for name in self.supplied if name in info}
+        return _number(reward), components(info, self.component_names, self.supplied), told
 
     # ---- Forward
     def _evaluate(self, operation: Forward) -> list[Any]:
         rows = operation.rollouts
         if not rows:
             return []
-        if operation.want == "logp":
+        if operation.want in ("logp", "entropy"):
             made = self.forward([(r.prompt + r.context, r.tokens) for r in rows])
-            return [logp[len(r.prompt + r.context) - 1 :][: len(r)].tolist() for r, (logp, _) in zip(rows, made)]
+            found = [pair[operation.want == "entropy"] for pair in made]
+            return [x[len(r.prompt + r.context) - 1 :][: len(r)].tolist() for r, x in zip(rows, found)]
         if operation.want == "prompt_entropy":
             made = self.forward([(r.prompt, []) for r in rows])
             return [float(entropy.mean()) for _, entropy in made]
         raise DataError(f"verl's training workers return no {operation.want!r}")
 
 
-def components(info: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, float]:
-    """Reward components of one row; the names are chosen ones or all numbers but the score."""
+def components(info: Mapping[str, Any], names: Sequence[str] | None, supplied: Sequence[str] = ()) -> dict[str, float]:
+    """Reward components of one row; the names are chosen ones or all numbers but the score and what is `supplied`."""
     if names is None:
-        names = [k for k, v in info.items() if k != SCORE and isinstance(v, (bool, int, float))]
+        others = {SCORE, *supplied}
+        names = [k for k, v in info.items() if k not in others and isinstance(v, (bool, int, float))]
     for name in names:
         if name not in info:
             raise DataError(

@@ -22,7 +22,7 @@ ON_DEMAND = frozenset(
     "hint_mask turn_ids segment_ids staleness logp_rollout logp_behavior logp_teacher entropy reward_components"
     " component_names helped source correct correction_weight uid session_id index".split()
 )
-"""Columns of the host that are sent only where a part of the loss phase requires them."""
+"""Columns of the host that are sent only where a part of the loss phase requires them; so are a user's signals."""
 
 
 def hand_over(
@@ -35,7 +35,8 @@ def hand_over(
     ranks, rows_per_step   data-parallel ranks, and rows of one optimizer step over all of them
     """
     read = wanted_columns(parts)
-    fields, values = worker_fields(batch, place, rows, lambda name: _sent(name, read))
+    unread = (ON_DEMAND | (parts.requires - frozenset().union(*(p.provides for p in parts)))) - read
+    fields, values = worker_fields(batch, place, rows, lambda name: _sent(name, unread))
     counts = {}
     for term, column in count_columns(parts).items():
         counts[term] = _spread(batch[column], place, len(rows))
@@ -61,10 +62,8 @@ def needs_entropy(parts: Parts) -> bool:
     return "entropy" in wanted_columns(parts)
 
 
-def _sent(name: str, read: frozenset[str]) -> bool:
-    if name in DRIVER_ONLY or name in CARRIED:
-        return False
-    return name not in ON_DEMAND or name in read
+def _sent(name: str, unread: frozenset[str]) -> bool:
+    return name not in DRIVER_ONLY and name not in CARRIED and name not in unread
 
 
 def _spread(column: Tensor, place: Tensor, n: int) -> Tensor:

@@ -15,10 +15,14 @@ from ...core.config import Parts
 from ...core.objective import POLICY, policy_loss, reduce
 from ...core.terms import masked
 from ..loss_terms import ENTROPY, count_columns, micro_terms, refuse_nan
+from ..signals import TOP
 from . import columns
 
 LOGITS = "rlx_logits/"
 """Columns made of logits are entries `rlx_logits/<column>` of verl's model output."""
+
+TOKENS_AT_A_TIME = 4096
+"""Tokens whose probabilities of the whole vocabulary are in memory together."""
 
 LOSS_KINDS = ("ratio", "clip", "distill", "auxiliary")
 """Kinds that live in the training workers; their state is the workers'."""
@@ -42,6 +46,7 @@ class ActorLoss:
 
     Called with the model's output and a micro-batch, it returns the loss and verl's metrics. Called with
     `student_logits` [1, nnz, V] (verl's logits processor), it returns what the parts make of them, [1, nnz] per column.
+    A micro-batch that asks for `confidence` has a forward pass only, and gets that.
 
     The loss is sum(weight * token_loss) / total(count) over the optimizer step, times the number of data-parallel
     ranks, because FSDP averages gradients over them.
@@ -62,6 +67,10 @@ class ActorLoss:
     ) -> Any:
         assert data is not None
         remember(self)
+        if columns.ASKED in data.keys():
+            if student_logits is not None:
+                return {columns.CONFIDENCE: confidence(student_logits)}
+            return torch.zeros((), device=data.device), {}
         if student_logits is not None:
             return self.from_logits(student_logits, data)
         assert model_output is not None
@@ -155,6 +164,13 @@ class ActorLoss:
                 full = value.new_zeros(len(packed))
                 out[LOGITS + name] = full.index_put((at,), value)[None]
         return out
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """[1, nnz] float32: the probability of the five likeliest tokens together, from logits [1, nnz, V]."""
+    top = min(TOP, logits.shape[-1])
+    parts = [x.float().softmax(-1).topk(top).values.sum(-1) for x in logits[0].split(TOKENS_AT_A_TIME)]
+    return torch.cat(parts)[None]
 
 
 def sum_over(group: Any) -> Callable[[Tensor], Tensor]:

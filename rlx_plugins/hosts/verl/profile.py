@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...core.host import HostProfile
+from ..signals import VALUES
 
 ALWAYS = frozenset(
     "reward_components component_names hint_mask turn_ids segment_ids staleness helped source correct entropy logp_new"
@@ -16,10 +17,10 @@ ALWAYS = frozenset(
 UPDATE = frozenset({"logits", "cut_rows"})
 PROGRAM = frozenset(
     "rounds until_group pause continue context row_temperature choose_prompts forward:logp"
-    " forward:prompt_entropy".split()
+    " forward:entropy forward:prompt_entropy".split()
 )
 CHUNKED = frozenset({"abort"})
-CAPABILITIES = UPDATE | PROGRAM | CHUNKED
+CAPABILITIES = UPDATE | PROGRAM | CHUNKED | {"reset_prox"}
 """Everything verl can do in its best configuration."""
 
 SYNC, ASYNC = "rlx_sync", "rlx_colocate_async"
@@ -41,6 +42,14 @@ USE_TRAINER = (
 )
 """The remedy for what verl's own flags can't carry."""
 
+_OWN_FIELD = (
+    "a column of that name in the dataset (or an entry of its extra_info) supplies it, or a field named in"
+    " rlx.rollout_signals that your agent loop returns in extra_fields or your reward function in its dictionary"
+)
+_VALUES = (
+    "set rlx.value_model to a frozen value model or a function of yours, or critic.enable=True for verl's own critic;"
+    f" else {_OWN_FIELD}"
+)
 _CHUNK = "verl returns finished responses only; set rlx.generation_chunk=N and rows come back every N response tokens"
 _ROLLOUT = "rollout-side plug-ins run with trainer.v1.trainer_mode=rlx_sync, where rollouts are made inside the step"
 
@@ -50,19 +59,26 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
 
     columns  names of the training data's columns, entries of `extra_info` included: they are signals too
     """
-    signals = set(ALWAYS) | set(columns)
+    chosen = options(config)
+    signals = set(ALWAYS) | set(columns) | set(chosen["rollout_signals"] or ())
     capabilities = set(UPDATE)
     remedies: dict[str, str] = {
         "logp_ref": "set actor_rollout_ref.actor.use_kl_loss=True (kl_loss_coef=0 for the signal alone): verl keeps a"
         " reference model only then",
         "logp_rollout": "set actor_rollout_ref.rollout.calculate_log_probs=True",
-        "logp_prox": "verl keeps no averaged policy",
+        **dict.fromkeys(("logp_prox", "reset_prox"), "set rlx.prox_decay, and the training workers keep an average"),
+        **dict.fromkeys(VALUES, _VALUES),
+        "confidence": "it is made of logits: set actor.ulysses_sequence_parallel_size=1 and"
+        " model.use_fused_kernels=False, or return it from your agent loop and name it in rlx.rollout_signals",
         "logp_teacher": "give verl a teacher (distillation.enabled=True and its other options) with"
         " distillation.distillation_loss.loss_mode=k1, which reports the log-prob of every token",
         "teacher_logits": "verl's teachers are servers that return the log-probs of a few tokens",
         "forward:hidden": "verl's training workers return log-probs and entropies only",
         "engine_patch": "verl starts its engine itself; the engine's own options are rollout.engine_kwargs",
         "abort": _CHUNK,
+        "unlearn": "verl's servers take whole weight syncs only; host table can",
+        "tools": "the rollout program generates with verl's servers directly; tools are called by verl's agent loops",
+        "ban_tokens": "verl's servers are asked for plain continuations; host trl with transformers' generate can",
         "domain": "add a column of that name to the dataset, or an entry to its extra_info",
     }
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
@@ -79,11 +95,18 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
     if mode == SYNC:
         signals.add("rollout")
         capabilities |= PROGRAM
-        if options(config)["generation_chunk"] is not None:
+        if chosen["generation_chunk"] is not None:
             capabilities |= CHUNKED
     else:
         remedies |= dict.fromkeys(PROGRAM | CHUNKED | {"rollout"}, _ROLLOUT)
-    return HostProfile("verl", frozenset(signals), frozenset(capabilities), remedies)
+    if "logits" in capabilities:
+        signals.add("confidence")
+    if chosen["value_model"] is not None or config["critic"].get("enable"):
+        signals |= VALUES
+    if chosen["prox_decay"] is not None:
+        signals.add("logp_prox")
+        capabilities.add("reset_prox")
+    return HostProfile("verl", frozenset(signals), frozenset(capabilities), remedies, _OWN_FIELD)
 
 
 OPTIONS: dict[str, Any] = {
@@ -93,6 +116,9 @@ OPTIONS: dict[str, Any] = {
     "success_threshold": 0.5,
     "seed": 0,
     "request_seeds": False,
+    "rollout_signals": None,
+    "value_model": None,
+    "prox_decay": None,
 }
 """The group `rlx` of the configuration, with its defaults; config/rlx_trainer.yaml says what each is."""
 

@@ -20,11 +20,13 @@ from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token
 from ...core.batch import RolloutBatch, pack
 from ...core.config import Parts
 from ...core.context import Context
+from ...core.errors import DataError
 from ...core.randomness import hash_bits
 from ...core.rollout import drive, rollout_program
-from .columns import log_probs, logp_behavior, row_column
+from ..signals import add_supplied, per_token, row_column
+from .columns import log_probs, logp_behavior
 from .generation import Engine, Requests, policy_forward
-from .rows import PROMPT_KEY, prompt_key
+from .rows import PROMPT_KEY, missing_field, prompt_key
 from .settings import plain
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class RolloutSource:
         self.trainer, self.parts, self.buffer = trainer, parts, buffer
         self.prompts = Prompts(trainer)
         self.token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))
+        self.supplied = parts.requires & set(trainer.rlx["rollout_signals"] or ())
         self.requests = Requests()
         self.batch: RolloutBatch | None = None
         self.keys: list[str] = []
@@ -77,7 +80,18 @@ class RolloutSource:
             values = [self.columns(key).get(name) for key in batch.prompt_key]
             if any(v is not None for v in values):
                 made[name] = row_column(values)
-        return batch.with_columns(**made), place
+        columns = {**batch, **made}
+        fields = {name: self._supplied(batch, name) for name in sorted(self.supplied)}
+        tokens = [len(r) for r in batch.rollout]
+        add_supplied(columns, fields.items(), tokens, lambda i: _row_name(batch, i), per_token(self.parts))
+        return batch.with_columns(**columns), place
+
+    def _supplied(self, batch: RolloutBatch, name: str) -> list[Any]:
+        """A field of the reward function's dictionary, for every row."""
+        for i, r in enumerate(batch.rollout):
+            if name not in r.extras:
+                raise DataError(missing_field(name, _row_name(batch, i), [*r.components, *r.extras]))
+        return [r.extras[name] for r in batch.rollout]
 
     def columns(self, key: str) -> dict[str, Any]:
         """What parts are told about a prompt: its row, with the text columns they want as tokens tokenised."""
@@ -130,6 +144,7 @@ class RolloutSource:
             chunk=trainer.rlx["generation_chunk"],
             own_temperatures=bool(self.parts["temperature"]),
             component_names=plain(trainer.rlx["reward_components"]),
+            supplied=plain(trainer.rlx["rollout_signals"]) or (),
             requests=self.requests,
             seed=int(trainer.rlx["seed"]) if trainer.rlx["request_seeds"] else None,
         )
@@ -180,6 +195,10 @@ class RolloutSource:
                 }
             )
         return keys, list_of_dict_to_tensordict(fields), tags
+
+
+def _row_name(batch: RolloutBatch, i: int) -> str:
+    return f"row {i} (prompt {batch.prompt_key[i]!r})"
 
 
 class Prompts(Mapping[str, list[int]]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from ...core.batch import RolloutBatch
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
-from .columns import as_list, lengths, logp_behavior, padded, reward_components, row_column, token_columns
+from ..signals import OPTION, add_supplied, row_column
+from .columns import as_list, lengths, logp_behavior, padded, reward_components, token_columns
 
 PROMPT_KEY = "prompt_key"
 """Column of the dataset that names a prompt across epochs, resumes and workers; else a hash of its messages does."""
@@ -68,12 +69,16 @@ def signal_table(
     success_threshold: float,
     component_names: Sequence[str] | None,
     wanted: frozenset[str],
+    supplied: Sequence[str] = (),
+    token_signals: frozenset[str] = frozenset(),
 ) -> tuple[RolloutBatch, Tensor]:
     """The table of verl's real rows, by prompt and session, and the place [B] of each among `keys`.
 
     data    verl's fields of all rows, padding included
     keys    "<uid>_<session>_<index>" of each row; tags say padding and the versions that sampled it
-    wanted  signals the parts require: dataset columns among them become columns
+    wanted  signals the parts require: dataset columns and supplied fields among them become columns
+    supplied       fields named in `rlx.rollout_signals`: of `extra_fields`, or of the reward function's dictionary
+    token_signals  signals with one entry per response token
     """
     place = real_rows(tags)
     sessions = [_session(keys[i]) for i in place.tolist()]
@@ -89,7 +94,7 @@ def signal_table(
     width = max(1, int(lengths(data["responses"])[place].max()))
     columns = {n: c[:, :width] if c.ndim > 1 else c for n, c in columns.items()}
     rewards = padded(data["rm_scores"]).sum(1)[place]
-    components, known = _components(extra, rewards, component_names)
+    components, known = _components(extra, rewards, component_names, supplied)
     mask = columns["response_mask"]
     columns |= {
         "staleness": _staleness(mask.shape, [tags[i] for i in place.tolist()], extra, step.version),
@@ -110,6 +115,9 @@ def signal_table(
         "uid": [uid for uid, _ in sessions],
     }
     columns["logp_behavior"] = logp_behavior(columns)
+    fields = {name: _supplied(extra, names, name) for name in sorted(wanted & set(supplied))}
+    tokens = lengths(data["responses"])[place].tolist()
+    add_supplied(columns, fields.items(), tokens, _row_name(names), token_signals)
     columns |= dataset_columns(data, place, wanted - set(columns))
     return RolloutBatch(columns, step=step.number, total_steps=step.total, seed=step.seed), place
 
@@ -126,6 +134,30 @@ def dataset_columns(data: TensorDict, place: Tensor, names: frozenset[str]) -> d
         elif info is not None and any(name in (row or {}) for row in info):
             out[name] = row_column([(info[i] or {}).get(name) for i in place.tolist()])
     return out
+
+
+def _supplied(extra: Sequence[Mapping[str, Any]], keys: Sequence[str], name: str) -> list[Any]:
+    """A user's field of every row: an agent loop's extra field, else an entry of the reward function's dictionary."""
+    out = []
+    for i, row in enumerate(extra):
+        told = {**(row.get("reward_extra_info") or {}), **row}
+        if name not in told:
+            raise DataError(missing_field(name, _row_name(keys)(i), told))
+        out.append(told[name])
+    return out
+
+
+def missing_field(name: str, where: str, there: Iterable[str]) -> str:
+    """What to say where a row lacks a field that `rlx.rollout_signals` names."""
+    has = ", ".join(sorted(n for n in there if n != "reward_extra_info")) or "none"
+    return (
+        f"rlx.{OPTION} names {name!r}, but {where} has no such field (it has {has}): return it in the agent loop's"
+        " extra_fields or in the reward function's dictionary, None where it is unknown"
+    )
+
+
+def _row_name(keys: Sequence[str]) -> Callable[[int], str]:
+    return lambda i: f"row {i} (prompt {keys[i]!r})"
 
 
 def _prompt_keys(data: TensorDict, place: Tensor) -> list[str]:
@@ -156,13 +188,13 @@ def _occurrences(names: Sequence[str], sessions: Sequence[tuple[str, int]]) -> l
 
 
 def _components(
-    extra: Sequence[Mapping[str, Any]], rewards: Tensor, names: Sequence[str] | None
+    extra: Sequence[Mapping[str, Any]], rewards: Tensor, names: Sequence[str] | None, supplied: Sequence[str]
 ) -> tuple[Tensor, tuple[str, ...]]:
     """[B,K] reward components and their names; the scalar reward alone where a reward function returns no others."""
     info = [row.get("reward_extra_info") or {} for row in extra]
     if names is None:
         numeric = {k for row in info for k, v in row.items() if isinstance(v, (bool, int, float)) or v is None}
-        names = sorted(numeric - {SCORE})
+        names = sorted(numeric - {SCORE, *supplied})
         if not names:
             return rewards[:, None], (SCORE,)
     known = {k for row in info for k in row}

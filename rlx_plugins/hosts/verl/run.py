@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.config import OPTIONS, specs
 from ...core.errors import ConfigError, RLXError, close_matches
+from ...recipes import data_task
+from ...recipes.data_task import DataTask
 from ...recipes.run_folder import RunFolder
 from ...recipes.schema import Profile, Recipe
-from ...recipes.task import load_model_path, load_object
+from ...recipes.settings import SAME, flatten
+from ...recipes.task import check_task, is_tiny, load_model_path, load_object, reward_names, train_size
+from ...testing.tiny_model import cached_folder, source_digest
 
 Progress = Callable[[Mapping[str, Any]], None]
 
 MODULE = "rlx_plugins.hosts.verl"
-COMPONENTS = ("accuracy", "format", "brevity")
-"""Rewards of the tiny task."""
+
+TINY_ON_VERL = ("tiny", "tiny-few", "tiny-engine")
+"""The tiny tasks that need no rollout code of their own here: verl's servers report log-probs."""
 
 TINY = {"trainer.total_training_steps": 60, "trainer.save_freq": 20}
 """What a tiny run is unless the recipe says otherwise."""
+
+ACTOR = "actor_rollout_ref.actor"
+
+RAY_INIT = "ray_kwargs.ray_init"
+"""verl's arguments of ray.init."""
+
+OWN_CLUSTER = tuple(f"{RAY_INIT}.{key}" for key in ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard"))
+"""What ray.init takes only when it starts a cluster."""
 
 
 @dataclass
@@ -63,17 +80,53 @@ def make_command(
         from .cpu import cpu_environment, cpu_overrides
 
         environment = cpu_environment()
-        overrides = cpu_overrides(model, train, held_out, folder=folder.checkpoints)
+        given = flatten(profile.arguments)
+        ranks = math.prod(int(given.get(f"trainer.{key}", 1)) for key in ("nnodes", "n_gpus_per_node"))
+        overrides = cpu_overrides(
+            model, train, held_out or train, folder=folder.checkpoints, ranks=ranks, **tiny_sizes(profile)
+        )
         overrides += [f"{key}={value}" for key, value in TINY.items()]
     else:
-        files = {"train": train, "val": held_out}
+        files = {"train": train, "val": held_out or train}
         overrides = [f"actor_rollout_ref.model.path={hydra_value(model)}"]
         overrides += [f"data.{split}_files={hydra_value(str(path))}" for split, path in files.items()]
+    if held_out is None:
+        overrides += ["trainer.val_before_train=false", "trainer.test_freq=-1"]
+    overrides += [f"{key}={hydra_value(value)}" for key, value in setting_overrides(profile).items()]
     overrides += reward_overrides(profile) + plugin_overrides(recipe.plugins) + run_overrides(folder, seed, resume)
-    if recipe.plugins and profile.task == "tiny":
+    if recipe.plugins and all(":" not in name for name in profile.rewards):
         overrides.append(f"rlx.reward_components={hydra_value(profile.rewards)}")
     overrides += [f"{key}={hydra_value(value)}" for key, value in flatten(profile.arguments).items()]
     return Command(overrides, environment)
+
+
+def tiny_sizes(profile: Profile) -> dict[str, Any]:
+    """The settings that `cpu_overrides` sizes a run by."""
+    given = {
+        "prompts": profile.prompts_per_step,
+        "rollouts": profile.group_size,
+        "prompt_length": profile.max_prompt_length,
+        "response_length": profile.max_response_length,
+        "teacher": load_model_path(profile.teacher) if profile.teacher is not None else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def setting_overrides(profile: Profile) -> dict[str, Any]:
+    """The profile's settings (recipes/settings.py) as verl's options. A step's rollouts are one mini-batch."""
+    options = {
+        name: value for name, value in profile.model_dump().items() if name in SAME["verl"] and value is not None
+    }
+    out = {key: options[name] for name in options for key in SAME["verl"][name]}
+    if profile.max_prompt_length is not None:
+        out["data.filter_overlong_prompts"] = True
+    if profile.kl_coef is not None:
+        out |= {f"{ACTOR}.use_kl_loss": profile.kl_coef > 0, f"{ACTOR}.kl_loss_coef": profile.kl_coef}
+    if profile.teacher is not None:
+        teacher = "distillation.teacher_models.teacher_model"
+        out |= {"distillation.enabled": True, "distillation.distillation_loss.loss_mode": "k1"}
+        out |= {f"{teacher}.key": "teacher", f"{teacher}.model_path": load_model_path(profile.teacher)}
+    return out
 
 
 def plugin_overrides(plugins: Mapping[str, Any]) -> list[str]:
@@ -102,40 +155,47 @@ def run_overrides(folder: RunFolder, seed: int, resume: bool) -> list[str]:
     ]
 
 
-def task_files(profile: Profile, seed: int) -> tuple[str | Path, str | Path]:
-    """Training and held-out parquet files: of the tiny task, or of a task "package.module:function" of your own.
+def task_files(profile: Profile, seed: int) -> tuple[str | Path, str | Path | None]:
+    """Training and held-out parquet files in verl's format; None for a task without held-out data.
 
-    The function returns {"train": path, "eval": path} of files in verl's format.
+    A function of your own, "package.module:function", returns {"train": path, "eval": path}.
     """
-    if profile.task == "tiny":
+    task = profile.task
+    if isinstance(task, DataTask):
+        folder = cached_folder("verl-data", task.model_dump() | {"code": source_digest(data_task)}, task.verl_files)
+        return folder / "train.parquet", folder / "eval.parquet" if task.eval else None
+    if is_tiny(task):
         from .cpu.tiny import tiny_files
 
-        return tiny_files(seed=seed)
-    if ":" not in profile.task:
-        raise ConfigError(f"unknown task {profile.task!r} (accepted: tiny, or package.module:function of your own)")
-    made = load_object(profile.task, "task")()
+        if task not in TINY_ON_VERL:
+            raise ConfigError(f"task {task} brings rollout code for host trl; host verl has {', '.join(TINY_ON_VERL)}")
+        return tiny_files(train_size=train_size(task), seed=seed)
+    check_task(task)
+    made = load_object(task, "task")()
     if not isinstance(made, Mapping) or not {"train", "eval"} <= set(made):
-        raise ConfigError(
-            f"task {profile.task}: on host verl it returns {{'train': path, 'eval': path}} of parquet files"
-        )
+        raise ConfigError(f"task {task}: on host verl it returns {{'train': path, 'eval': path}} of parquet files")
     return str(made["train"]), str(made["eval"])
 
 
 def reward_overrides(profile: Profile) -> list[str]:
-    """The reward function: the tiny task's with a weight for each of its rewards, or one of your own."""
+    """The reward function: the task's with a weight for each of its rewards, or one of your own."""
     function = "reward.custom_reward_function"
-    if all(":" not in name for name in profile.rewards) and profile.task == "tiny":
+    known = reward_names(profile.task)
+    if known is not None and all(":" not in name for name in profile.rewards):
         weights = profile.weights or [1.0] * len(profile.rewards)
         for name in profile.rewards:
-            if name not in COMPONENTS:
+            if name not in known:
                 raise ConfigError(
-                    f"unknown reward {name!r}{close_matches(name, COMPONENTS)} (the tiny task has"
-                    f" {', '.join(COMPONENTS)}; your own: package.module:function)"
+                    f"unknown reward {name!r}{close_matches(name, known)} (the task has {', '.join(known)}; your own:"
+                    " package.module:function)"
                 )
-        chosen = dict.fromkeys(COMPONENTS, 0.0) | dict(zip(profile.rewards, weights))
-        path = "pkg://rlx_plugins.hosts.verl.cpu.tiny"
-        out = [f"{function}.path={path}", f"{function}.name=compute_score"]
-        return out + [f"+{function}.reward_kwargs.{name}={weight}" for name, weight in chosen.items()]
+        chosen = dict.fromkeys(known, 0.0) | dict(zip(profile.rewards, weights))
+        module = "rlx_plugins.hosts.verl.cpu.tiny" if is_tiny(profile.task) else "rlx_plugins.recipes.answers"
+        out = [f"{function}.path=pkg://{module}", f"{function}.name=compute_score"]
+        out += [f"+{function}.reward_kwargs.{name}={weight}" for name, weight in chosen.items()]
+        if is_tiny(profile.task) and profile.rollout_signals:
+            out.append(f"+{function}.reward_kwargs.facts={hydra_value(profile.rollout_signals)}")
+        return out
     if len(profile.rewards) != 1 or ":" not in profile.rewards[0] or profile.weights is not None:
         raise ConfigError(
             "host verl has one reward function, whose dictionary holds the components: rewards takes one"
@@ -167,15 +227,19 @@ def train(
     metrics.unlink(missing_ok=True)
     environment = {**os.environ, **command.environment, "VERL_FILE_LOGGER_PATH": str(metrics.absolute())}
     environment.pop("RAY_ADDRESS", None)
+    if command.value(f"{RAY_INIT}.address") not in (None, "local"):
+        told = {**command.environment, "VERL_FILE_LOGGER_PATH": str(metrics.absolute())}
+        command.overrides = in_cluster(command.overrides, told)
     before = counted_before(folder) if resume else {}
     record = Records(
         folder,
         progress,
         max_steps=int(steps) if steps else None,
         tokens=before.get("generated_tokens") or 0,
+        update_tokens=before.get("update_tokens") or 0,
         seconds=before.get("seconds") or 0.0,
     )
-    with log.open("a") as output:
+    with exit_on_sigterm(), log.open("a") as output:
         process = subprocess.Popen(
             command.argv(), env=environment, cwd=folder.path, stdout=output, stderr=subprocess.STDOUT
         )
@@ -193,6 +257,34 @@ def train(
     return record.accuracy
 
 
+def in_cluster(overrides: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The overrides of a run that joins a running cluster; its workers are told the environment.
+
+    The processes that Ray started before do not have this process's environment.
+    """
+    kept = [word for word in overrides if word.partition("=")[0].lstrip("+") not in OWN_CLUSTER]
+    return kept + [
+        f"+{RAY_INIT}.runtime_env.env_vars.{name}={hydra_value(value)}" for name, value in environment.items()
+    ]
+
+
+@contextlib.contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """In the main thread, SIGTERM ends what this process has started as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(*_: Any) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def counted_before(folder: RunFolder) -> dict[str, Any]:
     """The record of the step whose checkpoint a resumed run goes on from."""
     tracker = folder.checkpoints / "latest_checkpointed_iteration.txt"
@@ -204,10 +296,17 @@ class Records:
     """verl's file of metrics, taken over line by line into the run's folder."""
 
     def __init__(
-        self, folder: RunFolder, progress: Progress | None, *, max_steps: int | None, tokens: int, seconds: float
+        self,
+        folder: RunFolder,
+        progress: Progress | None,
+        *,
+        max_steps: int | None,
+        tokens: int,
+        seconds: float,
+        update_tokens: int = 0,
     ):
         self.folder, self.progress, self.max_steps = folder, progress, max_steps
-        self.tokens, self.seconds = tokens, seconds
+        self.tokens, self.update_tokens, self.seconds = tokens, update_tokens, seconds
         self.accuracy: dict[str, Any] = {}
         self.seen = 0
         self.started: float | None = None
@@ -233,13 +332,16 @@ class Records:
         if "critic/score/mean" not in data:
             return
         generated = data.get("rlx/generated_tokens")
-        self.tokens += int(generated if generated is not None else data.get("perf/total_num_tokens", 0))
+        self.tokens += int(generated if generated is not None else response_tokens(data))
+        trained = data.get("rlx/update_tokens")
+        self.update_tokens += int(trained or 0)
         record = {
             "step": step,
             "max_steps": self.max_steps,
             "reward": data["critic/score/mean"],
             "completion_length": data.get("response_length/mean"),
             "generated_tokens": self.tokens,
+            "update_tokens": None if trained is None else self.update_tokens,
             "seconds": round(self.seconds + time.monotonic() - (self.started or time.monotonic()), 3),
             **{k: v for k, v in data.items() if isinstance(v, (int, float))},
         }
@@ -248,22 +350,18 @@ class Records:
             self.progress(record)
 
 
+def response_tokens(data: Mapping[str, Any]) -> int:
+    """The response tokens of a step without plug-ins: verl reports the total, and the mean lengths of both parts."""
+    response, prompt = data.get("response_length/mean", 0), data.get("prompt_length/mean", 0)
+    total = data.get("perf/total_num_tokens", 0)
+    return round(total * response / (prompt + response)) if response else 0
+
+
 def last_error(log: Path, lines: int = 15) -> str:
     """The end of a log, or our own error in it."""
     text = log.read_text(errors="replace").splitlines()
     own = [line for line in text if line.startswith("error: ") or "rlx_plugins.core.errors." in line]
     return own[-1] if own else "\n".join(text[-lines:])
-
-
-def flatten(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Arguments by dotted key, whether they are written nested or dotted."""
-    out: dict[str, Any] = {}
-    for key, value in arguments.items():
-        if isinstance(value, Mapping) and value and not key.startswith("+"):
-            out |= flatten(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 def hydra_value(value: Any) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from ...core.config import Parts, build, parse_overrides
 from ...core.errors import ConfigError, close_matches
 from ...core.kinds import Plugin
+from ..signals import OPTION, VALUES, check_names
+from ..value_model import check_value_model
 from .profile import ASYNC, MODES, OPTIONS, SYNC, host_profile, options
 
 FLAG_PREFIX = "rlx."
@@ -81,7 +83,6 @@ REPLACED: dict[str, tuple[tuple[Any, ...], str]] = {
     "actor_rollout_ref.actor.clip_ratio_low": ((0.2,), "use clip.eps_low"),
     "actor_rollout_ref.actor.clip_ratio_high": ((0.2,), "use clip.eps_high"),
     "actor_rollout_ref.actor.clip_ratio_c": ((3.0,), "use clip.dual_clip"),
-    "critic.enable": ((None, False), "the plug-ins' advantages need no critic"),
 }
 """verl's options whose work the plug-ins do -> the values they may have, and where the same is said instead."""
 
@@ -90,7 +91,6 @@ REQUIRED: dict[str, tuple[Any, str]] = {
         False,
         "the count of an optimizer step is known in the order of the batch only",
     ),
-    "trainer.critic_warmup": (0, "there is no critic to warm up"),
     "reward.reward_model.enable": (False, "a reward model scores after the rollouts; use a reward function"),
 }
 """verl's options that the plug-ins' loss or rollouts can't honour -> the value they must have, and why."""
@@ -119,6 +119,8 @@ def check_options(config: Any, parts: Parts, mode: str) -> None:
             f" (accepted: {', '.join(STRATEGIES)})"
         )
     _check_micro_scope(config, parts)
+    _check_values(config, parts)
+    _check_average(config)
     if select(config, "distillation.enabled") and "logp_teacher" not in parts.requires:
         raise ConfigError(
             "distillation.enabled=True would have no effect: the plug-ins' loss takes the place of verl's, and none of"
@@ -147,6 +149,37 @@ def _check_micro_scope(config: Any, parts: Parts) -> None:
         )
 
 
+def _check_values(config: Any, parts: Parts) -> None:
+    """Where values come from: a frozen model, or verl's critic, which learns from what the advantage returns."""
+    model, critic = options(config)["value_model"], bool(select(config, "critic.enable"))
+    if model is not None:
+        check_value_model(model)
+    if not critic:
+        if select(config, "trainer.critic_warmup"):
+            raise ConfigError("trainer.critic_warmup does not go with plug-ins that read no critic: set it to 0")
+        return
+    if model is not None:
+        raise ConfigError("rlx.value_model and critic.enable=True both supply values; choose one")
+    if not VALUES & parts.requires:
+        raise ConfigError("critic.enable=True would have no effect: no plug-in reads a critic's values; leave it unset")
+    advantage = parts.one("advantage")
+    if "returns" not in advantage.provides:
+        raise ConfigError(
+            f"critic.enable=True trains the critic on the column `returns`, which advantage {advantage.name} does not"
+            " make; use rlx.value_model, or an advantage such as sao"
+        )
+
+
+def _check_average(config: Any) -> None:
+    decay = options(config)["prox_decay"]
+    if decay is None:
+        return
+    if not isinstance(decay, (int, float)) or isinstance(decay, bool) or not 0 <= decay < 1:
+        raise ConfigError(f"rlx.prox_decay: must be in [0, 1), got {decay!r}")
+    if select(config, "actor_rollout_ref.actor.strategy") != "fsdp2":
+        raise ConfigError("rlx.prox_decay: the average is kept beside FSDP2's shards; set actor.strategy=fsdp2")
+
+
 def _check_program(config: Any, parts: Parts, mode: str) -> None:
     who = [*parts.rollout, *parts.with_hook("annotate"), *(p for p in parts if "rollout" in p.requires)][0]
     label = f"{who.kind} {who.name} acts while rollouts are made"
@@ -166,11 +199,11 @@ def _check_program(config: Any, parts: Parts, mode: str) -> None:
 
 
 def without_critic(config: Any) -> None:
-    """Tell verl that no critic is needed: the default estimator, gae, would build one."""
+    """Tell verl that no critic is needed unless one is asked for: the default estimator, gae, would build one."""
     from omegaconf import open_dict
 
     with open_dict(config):
-        config.critic.enable = False
+        config.critic.enable = bool(config.critic.enable)
 
 
 def check_engine(config: Any) -> None:
@@ -216,6 +249,7 @@ def check_numbers(config: Any) -> None:
     names = plain(chosen["reward_components"])
     if names is not None and (not isinstance(names, list) or not all(isinstance(n, str) for n in names)):
         raise ConfigError(f"rlx.reward_components: expected names like [accuracy,format], got {names!r}")
+    check_names(f"rlx.{OPTION}", plain(chosen["rollout_signals"]))
     for name in ("seed", "success_threshold"):
         if not isinstance(chosen[name], (int, float)) or isinstance(chosen[name], bool):
             raise ConfigError(f"rlx.{name}: expected a number, got {chosen[name]!r}")

@@ -25,8 +25,13 @@ from ...core.errors import ConfigError
 from ...core.preparation import prepare
 from ...core.state import state_fields
 from ..checkpoint import load_parts, save_parts
+from ..measures import batch_measures, prompts_hash, update_tokens
+from ..signals import VALUES, per_token
+from ..value_model import ValueFunction, load_value_model
+from . import averaged
 from .client import VersionedClient
-from .columns import CUT, RUN, cut_rows, fields_dict, lengths, nest
+from .columns import CUT, RUN, cut_rows, fields_dict, lengths, nest, padded
+from .forward import signal_columns
 from .handover import hand_over, needs_entropy
 from .loss import LOSS_KINDS, ActorLoss, HostTerms, worker_state
 from .profile import ASYNC, MODES, SYNC, options
@@ -40,13 +45,14 @@ class RLXTrainer:
 
     What changes with respect to the parent when plug-ins are named:
     - training batch: rollout-side parts run as the rollout program, in the place of the replay buffer's `sample`
-    - `_compute_advantage`: the batch phase on the whole batch, with every signal
+    - `_compute_advantage`: the batch phase on the whole batch, with every signal; a critic gets the advantage's returns
     - `_update_actor`: prepared columns go to the workers, whose loss is `ActorLoss` (set with `set_loss_fn`); rows that
       a selector cut are shortened for the update
     - `_save_checkpoint`, `_load_checkpoint`: the state of the parts goes with verl's
     """
 
     parts: Parts | None = None
+    value_model: ValueFunction | None = None
 
     def __init__(self, config: Any):
         if read_plugins(config):
@@ -60,8 +66,10 @@ class RLXTrainer:
         self._context: Context | None = None
         self._prepared: RolloutBatch | None = None
         self._place = torch.empty(0, dtype=torch.int64)
+        self._resumed: str | None = None
         super().__init__(config)  # type: ignore[call-arg]
         self.rlx = options(config)
+        self._averages = self.parts is not None and self.rlx["prox_decay"] is not None
 
     # ---- set-up
     def _init_tokenizer(self) -> None:
@@ -86,7 +94,18 @@ class RLXTrainer:
             model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
             self.eos = eos_tokens(self.tokenizer, model.generation_config)
             self.model_type = getattr(model.hf_config, "model_type", None)
+            self._load_value_model(self.parts)
+        if self._averages:
+            averaged.everywhere(self.actor_rollout_wg, averaged.start, float(self.rlx["prox_decay"]))
+            if self._resumed is not None:
+                averaged.everywhere(self.actor_rollout_wg, averaged.load, self._resumed)
         super().on_init_end()
+
+    def _load_value_model(self, parts: Parts) -> None:
+        if self.rlx["value_model"] is not None and VALUES & parts.requires:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            vocabulary = len(self.tokenizer)
+            self.value_model = load_value_model(self.rlx["value_model"], vocabulary=vocabulary, device=device)
 
     def prepare_step(self) -> dict[str, Any]:
         return {} if self._program else super().prepare_step()
@@ -105,16 +124,24 @@ class RLXTrainer:
         reported = {"generated_tokens": float(table.response_mask.sum())} | prepared.metrics
         reported |= self._context.metrics if self._context is not None else {}
         reported |= batch_metrics(prepared.batch)
+        passes = int(self.config.actor_rollout_ref.actor.ppo_epochs)
+        reported["update_tokens"] = float(passes * update_tokens(prepared.batch))
         metrics |= {f"rlx/{name}": value for name, value in reported.items()}
-        response = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["responses"])["responses"]
-        rows = lengths(response)
+        names = ["responses", *(["values"] if self.use_critic else [])]
+        data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=names)
+        rows = lengths(data["responses"])
         advantages = prepared.batch.advantages.new_zeros(len(rows), prepared.batch.response_mask.shape[1])
         advantages[self._place] = prepared.batch.advantages
-        fields = {"advantages": nest(advantages, rows), "returns": nest(advantages, rows)}  # verl logs both
+        returns = advantages if not self.use_critic else critic_targets(data["values"], prepared.batch, self._place)
+        fields = {"advantages": nest(advantages, rows), "returns": nest(returns, rows)}  # verl logs both
         return tq.kv_batch_put(batch.keys, batch.partition_id, fields=fields_dict(fields, len(rows)))
 
     def _table(self, batch: Any) -> RolloutBatch:
         """The signal table of the batch's real rows; `_place` says where each is in the batch."""
+        table = self._rollout_columns(batch)
+        return table.with_columns(**signal_columns(self, batch, table, self._place))
+
+    def _rollout_columns(self, batch: Any) -> RolloutBatch:
         assert self.parts is not None
         teacher = ["teacher_logprobs", "prompts"] if "logp_teacher" in self.parts.requires else []
         names = [*FIELDS, PROMPT_KEY, *teacher, *sorted(self.parts.requires)]
@@ -132,6 +159,8 @@ class RLXTrainer:
             success_threshold=float(self.rlx["success_threshold"]),
             component_names=plain(self.rlx["reward_components"]),
             wanted=self.parts.requires,
+            supplied=plain(self.rlx["rollout_signals"]) or (),
+            token_signals=per_token(self.parts),
         )
         return table
 
@@ -165,6 +194,8 @@ class RLXTrainer:
         if whole is not None:
             batch = tq.kv_batch_put(batch.keys, batch.partition_id, fields=whole)
         metrics |= named(reduce_metrics(output["metrics"]))
+        if self._averages and any(getattr(part, "reset_proximal", False) for part in self.parts["correction"]):
+            averaged.everywhere(self.actor_rollout_wg, averaged.start_anew)
         if self._context is not None:
             for part in self.parts.rollout:
                 part.feedback(self._prepared, self._context)
@@ -198,6 +229,8 @@ class RLXTrainer:
             folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
             self._fetch_worker_state(self.parts)
             save_parts(self.parts, folder)
+            if self._averages:
+                averaged.everywhere(self.actor_rollout_wg, averaged.save, os.path.abspath(folder))
         super()._save_checkpoint()
 
     def _fetch_worker_state(self, parts: Parts) -> None:
@@ -214,7 +247,9 @@ class RLXTrainer:
             return
         trainer = self.config.trainer
         folder = os.path.join(trainer.default_local_dir, f"global_step_{self.global_steps}")
-        load_parts(self.parts, trainer.resume_from_path if trainer.resume_mode == "resume_path" else folder)
+        folder = trainer.resume_from_path if trainer.resume_mode == "resume_path" else folder
+        load_parts(self.parts, folder)
+        self._resumed = os.path.abspath(folder)
 
 
 @register_trainer(SYNC)
@@ -232,6 +267,18 @@ class RLXTrainerColocateAsync(RLXTrainer, PPOTrainerColocateAsync):
         return self.llm_server_manager.get_client(client_cls=VersionedClient)
 
 
+def critic_targets(values: torch.Tensor, batch: RolloutBatch, place: torch.Tensor) -> torch.Tensor:
+    """[N,T] what verl's critic is trained on: the advantage's `returns`, else the value it already gives.
+
+    values  the critic's, nested, of all N rows; place [B] the row of each of the prepared `batch`. Rows that were
+    dropped, could not be scored, or are verl's padding teach nothing.
+    """
+    targets = padded(values, batch.response_mask.shape[1]).clone()
+    learns = batch.response_mask & torch.isfinite(batch.rewards)[:, None]
+    targets[place] = torch.where(learns, batch.returns.to(targets.dtype), targets[place])
+    return targets
+
+
 def refuse_multimodal(parts: Parts) -> None:
     """Refuse what works on text only, for a model with a multimodal processor."""
     cutters = [f"selector {p.name} cuts rows, which works" for p in parts["selector"] if p.cuts_rows]
@@ -240,10 +287,9 @@ def refuse_multimodal(parts: Parts) -> None:
 
 
 def batch_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Rows that are trained, and how many policy versions their tokens lag behind."""
-    stale = batch.staleness[batch.response_mask].double()
-    stale = stale if len(stale) else stale.new_zeros(1)
-    return {"rows": float(batch.size), "staleness/mean": float(stale.mean()), "staleness/max": float(stale.max())}
+    """Rows that are trained, the numbers of hosts/measures.py, and a hash of the prompts."""
+    prompts = prompts_hash(key.encode() for key in batch.prompt_key)
+    return {"rows": float(batch.size), "prompts": float(prompts), **batch_measures(batch)}
 
 
 def named(metrics: dict[str, Any]) -> dict[str, Any]:

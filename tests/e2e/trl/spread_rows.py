@@ -20,6 +20,17 @@ import rlx_plugins as rlx
 ROWS, GROUP = 24, 8  # with two ranks the second group lies on both
 
 
+@rlx.register("reward", "test_by_answer")
+@dataclass
+class ByAnswer(rlx.Reward):
+    """A tenth of the number the rollout code returned as text."""
+
+    requires = frozenset({"answer"})
+
+    def __call__(self, batch: rlx.RolloutBatch) -> dict[str, Any]:
+        return {"rewards": batch.rewards + batch.rewards.new_tensor([float(text) / 10 for text in batch.answer])}
+
+
 @rlx.register("hint", "test_prefix")
 @dataclass
 class Prefix(rlx.Hint):
@@ -68,6 +79,13 @@ def fixed_rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
     return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": logps}
 
 
+def with_confidence(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """The same completions with a field per token and one per row; integers on some ranks, fractions on others."""
+    made = fixed_rollouts(prompts, trainer)
+    fields = [[(t % 10) / 10 if len(ids) > 4 else 1 for t in ids] for ids in made["completion_ids"]]
+    return made | {"confidence": fields, "answer": [str(len(ids)) for ids in made["completion_ids"]]}
+
+
 RUNS: dict[str, dict[str, Any]] = {
     "update": {
         "plugins": TRL_EQUIVALENT,
@@ -75,6 +93,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "beta": 0.1,
         "entropy_coef": 0.01,
         "num_iterations": 2,
+    },
+    "signals": {
+        "plugins": {"reward": "test_by_answer", "advantage": "sao", "clip": "echo"},
+        "rollout_func": with_confidence,
+        "rollout_signals": ["confidence", "answer"],
+        "value_model": "trl_tiny:token_values",
     },
     "program": {
         "plugins": {"allocator": "test_uneven", "hint": "test_prefix"},

@@ -16,7 +16,7 @@ def spread(model, script, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("run", ["update", "program"])
+@pytest.mark.parametrize("run", ["update", "signals", "program"])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 3), (2, 1), (2, 3)])
 def test_the_update_does_not_depend_on_how_rows_are_spread(spread, run, ranks, micro_batches):
     together = torch.load(spread / f"{run}-1-1.pt", weights_only=True)

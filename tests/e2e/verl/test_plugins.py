@@ -44,8 +44,12 @@ def test_grpo_as_plugins_or_by_flags_and_our_trainer_without_plugins_are_verls_g
 
 def test_a_killed_run_resumed_is_the_run(verl_run, tmp_path):
     settings = {**SMALL, "steps": 4, "save_every": 1, "module": MODULE, "environment": OWN}
-    plugins = 'rlx.plugins="allocator=test_growing advantage=test_running_mean clip=test_counting"'
-    flags = (plugins, "rlx.request_seeds=true")  # else rows of a prompt draw in the order their requests arrive
+    plugins = (
+        'rlx.plugins="allocator=test_growing advantage=test_running_mean clip=test_counting'
+        ' ratio=token ratio.denominator=logp_prox"'
+    )
+    # without seeds, rows of a prompt draw in the order their requests arrive
+    flags = (plugins, "rlx.prox_decay=0.5", "rlx.request_seeds=true")
     whole = verl_run(*flags, folder=tmp_path / "whole", **settings)
     killed = verl_run(*flags, folder=tmp_path / "killed", kill_after=2, **settings)
     resumed = verl_run(*flags, folder=tmp_path / "killed", **settings)

@@ -68,6 +68,8 @@ def _refusal(tmp_path, plugins, data=None, **changes):
         ({"clip": "ppo"}, {"num_iterations": 2, "save_strategy": "steps", "save_steps": 3}, ["multiple of 2"]),
         ({"correction": "tis"}, {}, ["correction tis", "use_vllm=True"]),
         ({"pruner": "april"}, {}, ["pruner april", "generation_chunk=N"]),
+        ({"method": "arpo"}, {}, ["allocator arpo", "'tools'", "TRL calls tools in its own generation only"]),
+        ({"method": {"name": "resum", "phrase": [7]}}, {"use_vllm": True}, ["allocator resum", "set use_vllm=False"]),
         ({"sampler": "in_order"}, {"rollout_func": lambda prompts, trainer: {}}, ["sampler in_order", "rollout_func"]),
         ({"hint": "adaprefix"}, {}, ["hint adaprefix", "dataset column", "prompt, target"]),
     ],
@@ -96,10 +98,10 @@ def test_a_sampler_needs_rows_by_index(tmp_path):
 
 def test_the_profile_claims_nothing_beyond_the_best_configuration(tmp_path):
     best = profile.host_profile(
-        config(tmp_path, beta=0.1, generation_chunk=4, teacher_model="policy"), dataset=dataset()
+        config(tmp_path, beta=0.1, generation_chunk=4, teacher_model="policy", prox_decay=0.5), dataset=dataset()
     )
     assert best.capabilities == profile.CAPABILITIES
-    assert {"logp_ref", "logp_teacher", "target"} <= best.signals and "logp_prox" not in best.signals
+    assert {"logp_ref", "logp_teacher", "logp_prox", "target"} <= best.signals and "values" not in best.signals
 
 
 def test_what_trl_can_do_is_told_without_importing_it():

@@ -104,6 +104,89 @@ def test_a_context_is_sampled_with_and_trained_without(model, tmp_path, register
         assert (batch.logp_old[i, :n] - helped).abs().max() > 1e-3  # training does not
 
 
+def test_entropies_during_the_rollout_are_those_of_the_batch(model, tmp_path, registered, batches):
+    found = {}
+
+    @registered("allocator", "test_uncertain")
+    class Uncertain(rlx.Allocator):
+        requires = frozenset({"entropy"})
+        capabilities = frozenset({"forward:entropy"})
+
+        def more(self, idle, ctx):
+            rows = [r for g in idle for r in g.rollouts]
+            entropies = yield Forward(rows, "entropy")
+            found.update(((r.group, r.slot), e) for r, e in zip(rows, entropies))
+            return [r for g in idle if not g.rollouts for r in g.start(2)]
+
+    _run(model, tmp_path, {"allocator": "test_uncertain"}, max_steps=1)
+    (batch,) = batches
+    assert len(found) == batch.size == 4
+    for i, r in enumerate(batch.rollout):
+        torch.testing.assert_close(batch.entropy[i, : len(r)], torch.tensor(found[r.group, r.slot]))
+
+
+def test_a_banned_token_is_not_sampled_where_it_is_banned(model, tmp_path, registered, batches):
+    banned = list(range(2, 40))
+
+    @registered("hint", "test_ban")
+    class Ban(rlx.Hint):
+        capabilities = frozenset({"ban_tokens"})
+
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.banned = banned if r.slot % 2 else []
+
+    _run(model, tmp_path, {"hint": "test_ban"}, max_steps=2)
+    rows = [r for batch in batches for r in batch.rollout]
+    assert all(r.tokens[0] not in banned and r.banned == [] for r in rows if r.slot % 2)
+    assert any(t in banned for r in rows if r.slot % 2 for t in r.tokens[1:])
+    assert any(r.tokens[0] in banned for r in rows if not r.slot % 2)
+
+
+def test_rollouts_are_forked_where_the_policy_has_become_less_certain(model, tmp_path, batches):
+    own = {"total_rollouts": 6, "first_wave": 3, "measured_tokens": 1, "boundary_tokens": list(range(3, 40))}
+    plugins = {"allocator": {"name": "arpo", **own}}
+    t = _run(model, tmp_path, plugins, max_steps=1, generation_chunk=4, learning_rate=0.0)
+    (batch,) = batches
+    rows = {(r.group, r.slot): r for r in batch.rollout}
+    assert batch.groups.sizes.tolist() == [6, 6] and logs(t)[0]["rlx/allocator/arpo_forks"] >= 1
+    for i, r in enumerate(batch.rollout):
+        if not r.tag:
+            continue
+        slot, at = map(int, r.tag.removeprefix("fork:").split("@"))
+        parent = rows[r.group, slot]
+        assert r.tokens[:at] == parent.tokens[:at] and r.tokens[at - 1] in own["boundary_tokens"]
+        assert not batch.response_mask[i, :at].any() and batch.response_mask[i, at:].any()
+        if not parent.tag:
+            logits = t.model(input_ids=torch.tensor([r.prompt + parent.tokens])).logits[0].detach()
+            entropy = torch.distributions.Categorical(logits=logits).entropy()
+            assert entropy[len(r.prompt) - 1 + at] > entropy[len(r.prompt) - 1]
+
+
+def test_partners_with_a_summary_continue_the_roots_of_their_group(model, tmp_path, registered):
+    seen = []
+
+    @registered("reward", "test_seeing")
+    class Seeing(rlx.Reward):
+        requires = frozenset({"rollout", "hint_mask"})
+
+        def __call__(self, batch):
+            seen.append(batch)
+            return {}
+
+    method = {"name": "resum", "phrase": [20, 21], "trees": 2, "per_tree": 3}
+    t = run(model, tmp_path, plugins={"method": method, "reward": "test_seeing"}, max_steps=1)
+    (batch,) = seen
+    assert batch.groups.sizes.tolist() == [6, 6] and logs(t)[0]["rlx/rows"] == 12
+    made = [i for i in range(12) if batch.hint_mask[i].any()]
+    assert made and all(batch.is_artificial_branch[i] == 1 for i in made)
+    for i in made:
+        slot, at = map(int, batch.rollout[i].tag.removeprefix("fork:").split("@"))
+        (root,) = [r for r in batch.rollout if (r.group, r.slot) == (batch.rollout[i].group, slot)]
+        assert batch.rollout[i].tokens[: at + 2] == [*root.tokens[:at], 20, 21]
+        assert not batch.response_mask[i, : at + 2].any() and batch.response_mask[i, at + 2]
+
+
 def test_a_hint_prefix_is_in_the_response_but_not_in_the_loss(model, tmp_path, registered, batches):
     @registered("hint", "test_prefix")
     class Prefix(rlx.Hint):

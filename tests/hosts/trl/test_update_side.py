@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from trl import GRPOTrainer
 from trl_tiny import TRL_EQUIVALENT, dataset, digits, logs, lower, run, trainer, weights
 
@@ -234,32 +233,6 @@ def test_tokens_of_an_environment_are_not_trained(model, tmp_path, registered):
     assert batch.finished.all() and (batch.logp_rollout == -1).all()
 
 
-def test_fields_of_a_rollout_func_are_signals_when_they_are_declared(model, tmp_path, registered):
-    seen = []
-
-    @registered("advantage", "test_gains")
-    class Gains(rlx.Advantage):
-        requires = frozenset({"gain", "turn_gains"})
-
-        def __call__(self, batch):
-            seen.append(batch)
-            return {"advantages": batch.spread(batch.gain)}
-
-    def rollouts(prompts, trainer):
-        n = len(prompts)
-        ids = [trainer.processing_class(p)["input_ids"] for p in prompts]
-        own = {"gain": [0.5 * i for i in range(n)], "turn_gains": [[0.1, 0.2]] * n}
-        return {"prompt_ids": ids, "completion_ids": [[20, 1]] * n, "logprobs": [[-1.0] * 2] * n, **own}
-
-    settings = {"plugins": {"advantage": "test_gains"}, "rollout_func": rollouts, "max_steps": 1}
-    with pytest.raises(rlx.ConfigError, match="needs the signal 'gain'.*rollout_signals"):
-        trainer(model, tmp_path, **settings)
-    run(model, tmp_path, rollout_signals=["gain", "turn_gains"], **settings)
-    (batch,) = seen
-    assert batch.gain.tolist() == [0.5 * i for i in range(8)]
-    assert batch.turn_gains == [[0.1, 0.2]] * 8
-
-
 def test_resuming_passes_over_a_checkpoint_that_was_not_finished(model, tmp_path):
     settings = {"plugins": {"advantage": "grpo"}, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
     whole = run(model, tmp_path, **settings)
@@ -268,32 +241,6 @@ def test_resuming_passes_over_a_checkpoint_that_was_not_finished(model, tmp_path
     again.train(resume_from_checkpoint=True)
     assert checkpoint.latest(str(tmp_path)).endswith("checkpoint-3") and again.state.global_step == 3
     assert logs(again) == logs(whole)
-
-
-def test_the_averaged_policy_trails_the_trained_one_and_is_resumed(model, tmp_path, registered):
-    gaps = []
-
-    @registered("advantage", "test_prox")
-    class Prox(rlx.Advantage):
-        requires = frozenset({"logp_prox", "logp_old"})
-
-        def __call__(self, batch):
-            gaps.append(float((batch.logp_prox - batch.logp_old)[batch.response_mask].abs().mean()))
-            return {"advantages": batch.spread(batch.rewards)}
-
-    settings = {"plugins": {"advantage": "test_prox"}, "prox_decay": 0.75, "optim": "sgd", "learning_rate": 0.5}
-    settings |= {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    t = trainer(model, tmp_path, **settings)
-    start = weights(t)
-    t.train()
-    assert gaps[0] == pytest.approx(0.0, abs=1e-6) and gaps[1] > 1e-4
-    first = torch.load(tmp_path / "checkpoint-1" / "rlx_averaged_policy.pt", weights_only=True)
-    name = "model.layers.0.mlp.up_proj.weight"
-    saved = load_file(tmp_path / "checkpoint-1" / "model.safetensors")[name]
-    torch.testing.assert_close(first[name], 0.75 * start[name] + 0.25 * saved)
-    again = trainer(model, tmp_path, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    torch.testing.assert_close(again.averaged.mean[name], t.averaged.mean[name], atol=0, rtol=0)
 
 
 def test_a_checkpoint_without_plugins_is_refused_where_a_part_has_state(model, tmp_path, registered):

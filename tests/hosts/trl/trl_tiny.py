@@ -44,6 +44,11 @@ def lower(completions: list[str], **columns: Any) -> list[float]:
     return [sum(c.islower() for c in text) / max(len(text), 1) for text in completions]
 
 
+def token_values(prompts: list[list[int]], responses: list[list[int]], masks: list[list[bool]]) -> list[list[float]]:
+    """A value model: 0.1 times the length of the prompt, plus a hundredth of the token that follows."""
+    return [[0.1 * len(p) + 0.01 * t for t in tokens] for p, tokens in zip(prompts, responses)]
+
+
 def config(folder: Path, **changes: Any) -> RLXConfig:
     """A configuration for a run of a few steps on the CPU."""
     settings: dict[str, Any] = {

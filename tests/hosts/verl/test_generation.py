@@ -152,6 +152,7 @@ def test_forward_scores_response_tokens_and_prompts():
     r.segments.append(rlx.Segment([4, 4, 4]))
     e = engine(Server({}))
     assert e.execute(rlx.Forward([r], "logp"))[0] == pytest.approx([0.1, 0.2, 0.3])
+    assert e.execute(rlx.Forward([r], "entropy"))[0] == [1.0, 1.0, 1.0]
     assert e.execute(rlx.Forward([r], "prompt_entropy")) == [1.0]
     with pytest.raises(rlx.DataError, match="hidden"):
         e.execute(rlx.Forward([r], "hidden"))
@@ -183,6 +184,7 @@ def test_a_whole_program_with_rounds_and_a_hint_runs():
 
 def test_components_can_be_named():
     assert components({"score": 1.0, "a": True, "b": "text", "c": 2}, None) == {"a": 1.0, "c": 2.0}
+    assert components({"score": 1.0, "a": True, "c": 2}, None, ["c"]) == {"a": 1.0}
     with pytest.raises(rlx.DataError, match="'x', but the reward function returned a"):
         components({"a": 1.0}, ["x"])
 

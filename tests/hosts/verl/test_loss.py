@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from verl_tensors import VOCAB, batch, loss_and_gradient, nested_logp, parts, worker_data
+from verl.utils import tensordict_utils as tu
+from verl_tensors import PROFILE, VOCAB, batch, loss_and_gradient, nested_logp, parts, worker_data
 
 import rlx_plugins as rlx
-from rlx_plugins.hosts.verl import columns
+from rlx_plugins.hosts.verl import columns, handover
 from rlx_plugins.hosts.verl.loss import LOGITS, ActorLoss, HostTerms, worker_state
 
 CLIPS = [
@@ -268,3 +269,47 @@ def test_groups_of_one_and_empty_responses_are_harmless():
     prepared = rlx.prepare(chosen, table.with_columns(response_mask=empty, rewards=table.rewards * 0))
     loss, gradient, _ = loss_and_gradient(chosen, prepared, new_logp(prepared.batch), micro_batches=5)
     assert float(loss) == 0 and (gradient == 0).all()
+
+
+def test_a_batch_that_asks_for_confidence_gets_the_mass_of_the_five_likeliest_tokens(monkeypatch):
+    chosen = parts(clip="ppo")
+    data = columns.fields_dict({}, 2)
+    tu.assign_non_tensor(data, **{columns.ASKED: columns.CONFIDENCE})
+    logits = torch.randn(1, 9, VOCAB, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr("rlx_plugins.hosts.verl.loss.TOKENS_AT_A_TIME", 4)
+    made = ActorLoss(chosen)(student_logits=logits, data=data)
+    expected = logits.softmax(-1).sort(-1).values[..., -5:].sum(-1)
+    torch.testing.assert_close(made[columns.CONFIDENCE], expected)
+    assert ActorLoss(chosen)(model_output={}, data=data) == (0, {})
+
+
+def test_a_users_signal_is_sent_only_where_the_loss_reads_it(registered):
+    @registered("advantage", "test_by_field")
+    class ByField(rlx.Advantage):
+        requires = frozenset({"info_gain", "confidence"})
+
+        def __call__(self, batch):
+            return {"advantages": batch.spread(batch.rewards)}
+
+    host = rlx.HostProfile("verl", PROFILE.signals | {"info_gain", "confidence"}, PROFILE.capabilities)
+    fields = {"info_gain": [[0.5]] * 8, "confidence": torch.rand(8, 6)}
+    for clip, sent in (("ppo", set()), ("echo", {"rlx/confidence"})):
+        chosen = rlx.build({"advantage": "test_by_field", "clip": clip}, host)
+        table = rlx.prepare(chosen, batch().with_columns(**fields)).batch
+        made, _ = handover.hand_over(chosen, table, torch.arange(8), table["length"], ranks=1, rows_per_step=8)
+        assert {"rlx/info_gain", "rlx/confidence"} & set(made) == sent and "rlx/advantages" in made
+
+
+def test_a_critic_learns_the_returns_of_rows_that_are_trained_and_keeps_its_value_elsewhere():
+    from rlx_plugins.hosts.verl.trainer import critic_targets
+
+    prepared = rlx.RolloutBatch(
+        {
+            "group": torch.arange(2),
+            "response_mask": torch.tensor([[True, False], [True, True]]),
+            "rewards": torch.tensor([1.0, torch.nan]),
+            "returns": torch.tensor([[5.0, 6.0], [7.0, 8.0]]),
+        }
+    )
+    values = columns.nest(torch.arange(6.0).reshape(3, 2), torch.tensor([2, 2, 1]))
+    assert critic_targets(values, prepared, torch.tensor([1, 0])).tolist() == [[0, 1], [5, 3], [4, 0]]

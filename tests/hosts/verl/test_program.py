@@ -16,7 +16,9 @@ from rlx_plugins.hosts.verl import columns, program
 from rlx_plugins.testing.scripted import ScriptedExecutor
 
 HOST = rlx.HostProfile(
-    "verl", PROFILE.signals | {"rollout", "domain"}, frozenset({"rounds", "context", "forward:logp"})
+    "verl",
+    PROFILE.signals | {"rollout", "domain", "answer", "confidence"},
+    frozenset({"rounds", "context", "forward:logp"}),
 )
 
 
@@ -60,7 +62,7 @@ def source(monkeypatch):
                 "data": {"max_response_length": 6, "max_prompt_length": 8},
             }
         ),
-        rlx={"seed": 0, "success_threshold": 0.5},
+        rlx={"seed": 0, "success_threshold": 0.5, "rollout_signals": ["answer", "confidence"]},
         total_training_steps=5,
         train_dataset=dataset,
         tokenizer=lambda text, **kwargs: {"input_ids": [7]},
@@ -126,6 +128,29 @@ def test_columns_of_the_dataset_reach_parts_and_batch(source, registered):
     old = torch.nested.as_nested_tensor([torch.zeros(len(r)) for r in made.batch.rollout], layout=torch.jagged)
     table, _ = made.table({"old_log_probs": old}, meta.keys)
     assert sorted(set(table.domain.tolist())) == [0.0, 1.0, 2.0]
+
+
+def test_what_the_reward_function_says_of_a_row_is_a_signal(source, registered):
+    @registered("advantage", "test_by_answer")
+    class ByAnswer(rlx.Advantage):
+        requires = frozenset({"answer", "confidence", "rollout"})
+
+        def __call__(self, batch):
+            return {"advantages": batch.spread(batch.rewards)}
+
+    made, _, _ = source(advantage="test_by_answer")
+    meta, _ = made.sample(global_steps=1, partition_id="train", batch_size=1)
+    old = torch.nested.as_nested_tensor([torch.zeros(len(r)) for r in made.batch.rollout], layout=torch.jagged)
+    for r in made.batch.rollout:
+        r.extras |= {"answer": f"a{r.slot}", "confidence": [0.5 + r.slot] * len(r)}
+    table, _ = made.table({"old_log_probs": old}, meta.keys)
+    assert table.answer == ["a0", "a1"] and table.confidence[1].tolist() == [1.5, 1.5]
+    made.batch.rollout[1].extras["confidence"] = [0.5]
+    with pytest.raises(rlx.DataError, match=r"'confidence' of row 1 \(prompt 'k0'\) has 1 entries .* of 2 tokens"):
+        made.table({"old_log_probs": old}, meta.keys)
+    del made.batch.rollout[1].extras["answer"]
+    with pytest.raises(rlx.DataError, match=r"rlx.rollout_signals names 'answer', but row 1 \(prompt 'k0'\)"):
+        made.table({"old_log_probs": old}, meta.keys)
 
 
 def test_a_part_may_ask_for_any_prompt_of_the_dataset(source):

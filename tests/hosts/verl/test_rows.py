@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 
 import rlx_plugins as rlx
+from rlx_plugins.core.host import TOKEN_SIGNALS
 from rlx_plugins.hosts.verl import columns
 from rlx_plugins.hosts.verl.rows import Step, prompt_key, signal_table
 
@@ -31,7 +32,13 @@ def verl_rows(order=(0, 1, 2, 3, 4)):
     scores = [[0.0] * (len(ids) - 1) + [reward] for _, ids, _, reward, *_ in rows]
     runs = [[2, 3], [2, 4]]
     extra = [
-        {"reward_extra_info": {"score": r[3], **r[4]}} | ({"rlx_versions": runs} if r[0] == "b_1_0" else {})
+        {
+            "reward_extra_info": {"score": r[3], **r[4], "answer": f"a{len(r[1])}"},
+            "info_gain": [0.5] * sum(r[2]),
+            "confidence": [0.1 * t for t in r[1]],
+            "turn_ids": [5] * len(r[1]),
+        }
+        | ({"rlx_versions": runs} if r[0] == "b_1_0" else {})
         for r in rows
     ]
     messages = [[{"role": "user", "content": r[6]}] for r in rows]
@@ -50,8 +57,10 @@ def verl_rows(order=(0, 1, 2, 3, 4)):
     return columns.fields_dict(fields, len(rows)), [r[0] for r in rows], [r[5] for r in rows]
 
 
-def table(order=(0, 1, 2, 3, 4), *, names=None, wanted=()):
+def table(order=(0, 1, 2, 3, 4), *, names=None, wanted=(), supplied=(), change=None):
     data, keys, tags = verl_rows(order)
+    if change is not None:
+        change(columns.as_list(data["extra_fields"]))
     return signal_table(
         data,
         keys,
@@ -62,6 +71,8 @@ def table(order=(0, 1, 2, 3, 4), *, names=None, wanted=()):
         success_threshold=0.5,
         component_names=names,
         wanted=frozenset(wanted),
+        supplied=supplied,
+        token_signals=TOKEN_SIGNALS,
     )
 
 
@@ -104,7 +115,9 @@ def test_components_are_all_numbers_but_the_score_or_those_that_are_named():
     assert first.tolist() == [1.0, 0.0] and torch.isnan(batch.reward_components).sum() == 2
     named, _ = table(names=["format"])
     assert named.component_names == ("format",) and named.reward_components.shape == (4, 1)
-    with pytest.raises(rlx.DataError, match="'fromat', but the reward function returned accuracy, format, score"):
+    with pytest.raises(
+        rlx.DataError, match="'fromat', but the reward function returned accuracy, answer, format, score"
+    ):
         table(names=["fromat"])
 
 
@@ -117,6 +130,35 @@ def test_dataset_columns_and_entries_of_extra_info_are_signals():
     batch, _ = table(wanted=("domain", "prior", "topic"))
     assert sorted(batch.domain.tolist()) == [3, 3, 7, 7]
     assert batch.prior.tolist() == [0.25] * 4 and set(batch.topic) == {"one", "two"}
+
+
+def test_named_fields_of_agent_loop_and_reward_function_are_signals():
+    names = ["info_gain", "confidence", "turn_ids", "answer"]
+    batch, place = table(wanted=names, supplied=names)
+    rows = {int(p): i for i, p in enumerate(place)}
+    assert batch.info_gain[rows[1]] == [0.5] * 3 and batch.answer[rows[3]] == "a2"
+    torch.testing.assert_close(batch.confidence[rows[0], :3], torch.tensor([0.1, 0.2, 0.9]))
+    assert batch.turn_ids[rows[1]].tolist() == [5, -1, 5, 5] and batch.turn_ids.dtype == torch.int64
+    unnamed, _ = table(wanted=["info_gain", "turn_ids"])
+    assert "info_gain" not in unnamed and unnamed.turn_ids[rows[1]].tolist() == [0, -1, 1, 1]
+
+
+def test_a_named_number_of_the_reward_function_is_no_component():
+    batch, _ = table(wanted=["format"], supplied=["format"])
+    assert batch.component_names == ("accuracy",) and batch.format.nansum() == 2
+
+
+def test_fields_that_do_not_fit_their_rows_name_both():
+    def shorten(extra):
+        extra[1]["confidence"] = [0.5, 0.5]
+
+    def forget(extra):
+        del extra[1]["info_gain"]
+
+    with pytest.raises(rlx.DataError, match=r"'confidence' of row \d \(prompt '\w+'\) has 2 entries .* of 4 tokens"):
+        table(wanted=["confidence"], supplied=["confidence"], change=shorten)
+    with pytest.raises(rlx.DataError, match=r"rlx.rollout_signals names 'info_gain', but row \d \(prompt '\w+'\)"):
+        table(wanted=["info_gain"], supplied=["info_gain"], change=forget)
 
 
 def test_several_outputs_of_one_agent_loop_are_refused():

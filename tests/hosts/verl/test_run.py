@@ -113,6 +113,18 @@ def test_verls_metrics_become_records_of_the_run(tmp_path):
     assert records.accuracy == {"accuracy_before": 0.25, "accuracy_after": 0.75}
 
 
+def test_tokens_of_updates_are_added_up_and_responses_are_told_from_prompts(tmp_path):
+    file = tmp_path / "verl.jsonl"
+    plain = {"critic/score/mean": 0.5, "perf/total_num_tokens": 300, "prompt_length/mean": 10.0}
+    plain |= {"response_length/mean": 20.0}
+    lines = [{"step": n, "data": {**plain, "rlx/update_tokens": 40.0} if n > 1 else plain} for n in (1, 2, 3)]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    folder = RunFolder(tmp_path)
+    Records(folder, None, max_steps=3, tokens=0, seconds=0.0, update_tokens=100).read(file)
+    assert [r["generated_tokens"] for r in folder.records()] == [200, 400, 600]
+    assert [r["update_tokens"] for r in folder.records()] == [None, 140, 180]
+
+
 def test_a_resumed_run_counts_on_from_its_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
     assert counted_before(folder) == {}

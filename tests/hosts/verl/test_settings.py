@@ -64,6 +64,24 @@ def test_plugins_are_words_or_keys_or_verls_own_flags(config):
         ([], {"generation_chunk": 0}, "rlx.generation_chunk"),
         ([], {"seed": "x"}, "rlx.seed"),
         ([], {"request_seeds": 1}, "rlx.request_seeds"),
+        ([], {"rollout_signals": "info_gain"}, "rlx.rollout_signals: expected names"),
+        ([], {"rollout_signals": ["logp_old"]}, "'logp_old', which the host makes itself"),
+        ([], {"plugins": "advantage=a2tgpo"}, "'info_gain': a column of that name .* rlx.rollout_signals"),
+        ([], {"plugins": "advantage=sao"}, "'values': set rlx.value_model .* critic.enable=True"),
+        ([], {"plugins": "advantage=v05"}, "'value_prior': set rlx.value_model"),
+        ([], {"plugins": "advantage=sao", "value_model": "no_such_module:f"}, "can't be imported"),
+        (["critic.enable=True"], {"plugins": "advantage=sao", "value_model": "math:floor"}, "both supply values"),
+        (["critic.enable=True"], {}, "no plug-in reads a critic's values"),
+        (["critic.enable=True"], {"plugins": "advantage=v05"}, "which advantage v05 does not make"),
+        (["trainer.critic_warmup=2"], {}, "set it to 0"),
+        ([], {"plugins": "method=ppo_ewma"}, "'logp_prox': set rlx.prox_decay"),
+        ([], {"prox_decay": 1.0}, "rlx.prox_decay: must be in"),
+        (["actor_rollout_ref.actor.strategy=fsdp"], {"prox_decay": 0.5}, "set actor.strategy=fsdp2"),
+        (
+            ["actor_rollout_ref.model.use_fused_kernels=True", "actor_rollout_ref.actor.use_fused_kernels=True"],
+            {"plugins": "clip=echo"},
+            "'confidence': it is made of logits",
+        ),
         ([], {"reward_components": "accuracy"}, "rlx.reward_components"),
         (["algorithm.adv_estimator=rlx.dvao"], {"plugins": "advantage=gdpo"}, "choose one"),
         (
@@ -124,6 +142,19 @@ def test_verls_teacher_gives_the_teachers_log_probs(config, registered):
     settings.make_parts(config(*teacher, **plugins))
     with pytest.raises(rlx.ConfigError, match="verl's own agent loops only"):
         settings.make_parts(config(*teacher, plugins="distill=test_reverse_kl sampler=vade"))
+
+
+def test_signals_of_the_users_side_are_there_with_their_options(config):
+    fields = {"rollout_signals": ["info_gain", "confidence"], "plugins": "method=a2tgpo"}
+    assert settings.make_parts(config(**fields)).one("clip").name == "a2tgpo"
+    frozen = config(plugins="advantage=sao", value_model="math:floor")
+    critic = config("critic.enable=True", "trainer.critic_warmup=2", plugins="advantage=sao")
+    for made, enabled in ((frozen, False), (critic, True)):
+        settings.make_parts(made)
+        settings.without_critic(made)
+        assert made.critic.enable == enabled
+    average = config("actor_rollout_ref.actor.strategy=fsdp2", plugins="method=ppo_ewma", prox_decay=0.5)
+    assert "logp_prox" in settings.make_parts(average).requires
 
 
 def test_a_missing_vllm_is_named(config, monkeypatch):

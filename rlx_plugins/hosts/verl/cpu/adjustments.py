@@ -11,6 +11,8 @@ in every verl process (``activate``)
                                     needs an accelerator
     TRL counts as absent            verl builds every model with a class that TRL has dropped: beside TRL 1.16 no
                                     training process would start, and the tests have both in one environment
+    critics without flash attention verl loads every critic with it, whatever its configuration says, and it needs an
+                                    accelerator
     the replica ``rlx_hf``          adapters, unlike replicas, have no public registration
 in every vLLM process (``keep_weights``, an entry point of group ``vllm.general_plugins``)
     weights stay parameters         vLLM's CPU build packs linear weights for its kernels and drops the originals: the
@@ -45,6 +47,7 @@ def activate() -> bool:
     _allow_one_backend_per_device()
     _offload_without_pinning()
     _leave_trl_alone()
+    _load_critics_without_flash_attention()
     _register_replica()
     return True
 
@@ -97,6 +100,19 @@ def _leave_trl_alone() -> None:
     from verl.utils import import_utils
 
     import_utils.is_trl_available = lambda: False
+
+
+def _load_critics_without_flash_attention() -> None:
+    from verl.utils import model
+
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+        )
+
+    model.load_valuehead_model = load_valuehead_model
 
 
 def _register_replica() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ def tiny_files(
 ) -> tuple[Path, Path]:
     """The training and the held-out parquet file with verl's columns, written once for the same arguments.
 
-    Columns: ``prompt`` (messages), ``data_source``, ``reward_model.ground_truth`` (the answer), ``extra_info``
-    (``index``, ``split``, ``entry``: reasoning_gym's record as JSON), ``prompt_key``, ``domain`` and ``solution``.
+    Columns: those of ``tiny_dataset`` but ``entry``, ``data_source``, ``reward_model.ground_truth`` (the answer) and
+    ``extra_info`` (``index``, ``split``, ``entry``: reasoning_gym's record as JSON).
     """
     from importlib.metadata import version
 
@@ -36,7 +38,7 @@ def tiny_files(
             problems.map(
                 lambda row, index, split=split: _row(row, index, split),
                 with_indices=True,
-                remove_columns=["answer", "entry"],
+                remove_columns=["entry"],
                 load_from_cache_file=False,
             ).to_parquet(str(folder / f"{split}.parquet"))
 
@@ -48,13 +50,9 @@ def tiny_files(
 
 def _row(row: dict[str, Any], index: int, split: str) -> dict[str, Any]:
     return {
-        "prompt": row["prompt"],
         "data_source": DATA_SOURCE,
         "reward_model": {"style": "rule", "ground_truth": row["answer"]},
         "extra_info": {"index": index, "split": split, "entry": row["entry"]},
-        "prompt_key": row["prompt_key"],
-        "domain": row["domain"],
-        "solution": row["solution"],
     }
 
 
@@ -66,12 +64,14 @@ def compute_score(
     accuracy: float = 1.0,
     format: float = 0.0,
     brevity: float = 0.0,
+    facts: Sequence[str] = (),
     **others: Any,
-) -> dict[str, float]:
-    """The tiny task's rewards for one response: ``score``, a weighted sum, and its parts.
+) -> dict[str, Any]:
+    """The tiny task's rewards for one response: ``score``, a weighted sum, and its parts; and the ``facts`` named.
 
     The weights are ``reward.custom_reward_function.reward_kwargs``; by default accuracy alone counts.
     """
+    from ....testing import tiny_tasks
     from ....testing.tiny_tasks import accuracy_reward, brevity_reward, format_reward
 
     texts, entries = [solution_str], [extra_info["entry"]]
@@ -81,4 +81,6 @@ def compute_score(
         "brevity": brevity_reward(texts)[0],
     }
     weights = {"accuracy": accuracy, "format": format, "brevity": brevity}
-    return {"score": sum(weights[name] * value for name, value in parts.items()), **parts}
+    told = tiny_tasks.facts(solution_str, json.loads(extra_info["entry"])) if facts else {}
+    score = sum(weights[name] * value for name, value in parts.items())
+    return {"score": score, **parts, **{name: told[name] for name in facts}}

@@ -25,6 +25,18 @@ from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from rlx_plugins.hosts.verl.cpu import activate
 
+def critic_attention():
+    import tempfile
+    from transformers import LlamaConfig, LlamaForTokenClassification
+    from verl.utils.model import load_valuehead_model
+
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=1
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForTokenClassification(config).save_pretrained(folder)
+        return load_valuehead_model(folder, torch.float32, config, False).config._attn_implementation
+
 report = {"active": activate(), "again": activate(), "platform": type(get_platform()).__name__}
 report["replica"] = "rlx_hf" in RolloutReplicaRegistry._registry
 now = torch.distributed.init_process_group, torch.distributed.fsdp.CPUOffloadPolicy
@@ -36,6 +48,7 @@ if report["active"]:
     report["backend"] = torch.distributed.get_backend()
     report["pinned"] = torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=True).pin_memory
     report["trl"] = import_utils.is_trl_available()
+    report["critic"] = critic_attention()
     report["device"] = [device.get_device_name(), device.get_device_id(), device.get_resource_name()]
     report["memory"] = device.get_torch_device().max_memory_allocated() > 0
     report["random"] = device.get_torch_device().get_rng_state().numel() > 0
@@ -62,6 +75,7 @@ def test_a_cpu_process_gets_all_that_verl_needs():
         "backend": "cpu:gloo",
         "pinned": False,
         "trl": False,
+        "critic": "sdpa",
         "device": ["cpu", "cpu", "GPU"],
         "memory": True,
         "random": True,
