@@ -84,13 +84,13 @@ def table(
 ) -> str:
     """A Markdown table sorted by ratio: milliseconds, ratio with its quartiles, ratio to `others` of the candidates.
 
-    `reasons`: by name, why a candidate takes more than `BAR` times as long; one without a reason is marked.
+    `reasons`: by name, why a candidate takes about twice as long or more; one above `BAR` without a reason is marked.
     """
     others = list(others)
     head = ["", "ms", f"x {baseline}", "quartiles", *(f"x {name}" for name in others)]
     right = len(head) - 1
     if reasons is not None:
-        head.append(f"why above {BAR:g}")
+        head.append("why")
     lines = [
         f"### {title}",
         "",
@@ -101,7 +101,7 @@ def table(
         cells = [name, f"{t.seconds * 1e3:.2f}", f"{t.ratio:.2f}", f"{t.low:.2f}-{t.high:.2f}"]
         cells += [f"{t.ratio / timed[other].ratio:.2f}" for other in others]
         if reasons is not None:
-            cells.append(reasons.get(name, "**no reason stated**") if t.ratio > BAR else "")
+            cells.append(reasons.get(name, "**no reason stated**" if t.ratio > BAR else ""))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -112,7 +112,7 @@ def main() -> None:
     new = moved(batch)
     candidates = {name: loss_and_gradient(chosen, batch, new) for name, chosen in configurations().items()}
     timed = against(candidates["ppo"], host_losses(batch, new) | candidates)
-    title = f"loss and gradient on [{batch.size}, {given.tokens}], {int(batch.lengths.sum()):,} tokens"
+    title = f"loss and gradient on {list(new.shape)}, {int(batch.lengths.sum()):,} tokens"
     print(table(title, "ppo", timed, [TRL, VERL], REASONS))
     log_probs, hooks = logit_hooks(batch)
     print(table(f"columns made of logits {list(LOGITS)}", "log-probs and gradient", against(log_probs, hooks)))

@@ -133,12 +133,14 @@ def run(
 
 @app.command()
 def compare(
-    arms: Annotated[list[str], typer.Argument(help="[name=]recipe.yaml[:key=value,...], or [name=]folder of runs")],
-    seeds: Annotated[str | None, typer.Option(help="how many, or which: 5 or 3,7,11 [5]")] = None,
+    arms: Annotated[
+        list[str], typer.Argument(help="name=recipe.yaml:key=value,... or name=folder of runs; name= is optional")
+    ],
+    seeds: Annotated[str | None, typer.Option(help="how many, or which: 5 or 3,7,11; default 5")] = None,
     profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
-    host: Annotated[str | None, typer.Option(help="one of the recipes' hosts [their first]")] = None,
-    output: Annotated[Path | None, typer.Option(help="folder [runs/compare-<arms>]")] = None,
-    baseline: Annotated[str | None, typer.Option(help="the arm that others are compared with [the first]")] = None,
+    host: Annotated[str | None, typer.Option(help="one of the recipes' hosts, by default their first")] = None,
+    output: Annotated[Path | None, typer.Option(help="folder, by default runs/compare-<arms>")] = None,
+    baseline: Annotated[str | None, typer.Option(help="the arm others are compared with, by default the first")] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="accuracy, reward or a name of the metrics; the first one decides")
     ] = None,

@@ -19,6 +19,7 @@ from .results import Results, analyse
 from .runs import Planned, Run, execute, identity, locked
 
 PLAN = "comparison.json"
+LINE = 110
 
 
 @dataclass
@@ -208,5 +209,10 @@ def _made_by(run: Run) -> str:
 
 
 def this_command() -> str:
-    """The command line that was typed, for the report."""
-    return " ".join(["rlx", *map(shlex.quote, sys.argv[1:])])
+    """The command line that was typed, for the report; long ones over several lines."""
+    lines = ["rlx"]
+    for word in map(shlex.quote, sys.argv[1:]):
+        if len(lines[-1]) + len(word) > LINE:
+            lines.append(" ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines)

@@ -29,10 +29,11 @@ def draw_curves(runs: Mapping[str, Sequence[Run]], path: Path, *, metric: str = 
     plt = _pyplot()
     records = [record for of_arm in runs.values() for run in of_arm for record in run.records]
     axes_of = {x: label for x, label in AXES.items() if x == "step" or any(r.get(x) is not None for r in records)}
+    rows, columns = -(-len(axes_of) // 2), min(2, len(axes_of))
     figure, axes = plt.subplots(
-        1, len(axes_of), figsize=(4.2 * len(axes_of), 3.8), layout="constrained", sharey=True, squeeze=False
+        rows, columns, figsize=(5 * columns, 3.4 * rows + 0.3), layout="constrained", sharey=True, squeeze=False
     )
-    for axis, (x_name, label) in zip(axes[0], axes_of.items(), strict=True):
+    for axis, (x_name, label) in zip(axes.flat, axes_of.items()):
         for i, (arm, of_arm) in enumerate(runs.items()):
             lines = [line for run in of_arm if (line := curve(run.records, x_name, metric)) is not None]
             for x, y in lines:
@@ -41,11 +42,14 @@ def draw_curves(runs: Mapping[str, Sequence[Run]], path: Path, *, metric: str = 
                 axis.plot(*mean_curve(lines), color=f"C{i}", linewidth=2, label=arm)
         axis.set_xlabel(label)
         axis.grid(alpha=0.25)
-    axes[0][0].set_ylabel(f"{metric} (moving average)")
+    for row in axes:
+        row[0].set_ylabel(f"{metric} (moving average)")
+    for axis in axes.flat[len(axes_of) :]:
+        axis.set_axis_off()
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
@@ -87,7 +91,7 @@ def draw_differences(results: Results, path: Path) -> None:
         f"{results.metric}: difference to {results.baseline} of the same seed, {results.level:.0%} interval"
     )
     axis.grid(axis="x", alpha=0.25)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 

@@ -95,7 +95,7 @@ def conclusion(r: Results) -> list[str]:
     out = []
     if not r.resolved:
         which = "No arm" if len(r.outcomes) > 1 else f"`{r.outcomes[0].arm}`"
-        can = "can" if len(r.outcomes) > 1 else "can not"
+        can = "can" if len(r.outcomes) > 1 else "cannot"
         out.append(f"**{which} {can} be told from `{r.baseline}` in {r.metric} with {n} seeds.**")
     else:
         for o in r.resolved:
@@ -110,10 +110,10 @@ def conclusion(r: Results) -> list[str]:
             out.append(f"**Not distinguishable from `{r.baseline}`: {', '.join(rest)}.**")
     open_ones = [o for o in r.outcomes if o.verdict == "unresolved" and o.paired.mean]
     if open_ones:
-        parts = [f"`{o.arm}` {signed(o.paired.mean)}: {seeds_text(o.needed, o.paired.mean)}" for o in open_ones]
+        seen = [f"{seeds_text(o.needed, o.paired.mean)} for `{o.arm}` ({signed(o.paired.mean)})" for o in open_ones]
         out.append(
-            "That does not show that they are equal. Seeds it would take to find the differences seen, were they real,"
-            f" with power {percent(POWER)}: {'; '.join(parts)}."
+            "That does not show that they are equal. Were the differences seen here the true ones, finding them with"
+            f" power {percent(POWER)} would take this many seeds: {', '.join(seen)}."
         )
     left_out = [f"`{arm}`" for arm in r.absent]
     if left_out:

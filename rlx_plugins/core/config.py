@@ -139,8 +139,8 @@ def expand(config: Mapping[str, Any]) -> dict[str, Any]:
     parts = _create("method", chosen[0]).expand()
     if set(parts) <= set(config):
         raise ConfigError(
-            f"method {chosen[0]['name']} stands for {' and '.join(parts)}, and each of them is named by a key of its own:"
-            " it would do nothing; drop it, or the key"
+            f"method {chosen[0]['name']} stands for {' and '.join(parts)}, and each of them is named by a key of its"
+            " own: it would do nothing; drop it, or the key"
         )
     return {**parts, **config}
 
@@ -262,11 +262,11 @@ def _create(kind: str, spec: Spec) -> Any:
 
 
 def read_value(text: str) -> Any:
-    """A YAML-like scalar or flow list, without needing YAML: numbers, booleans, null, [a, b], else the text."""
+    """A YAML-like scalar or flow list, without needing YAML: numbers, booleans, null, [a, [b, c]], else the text."""
     text = text.strip()
     if text.startswith("[") and text.endswith("]"):
         inner = text[1:-1].strip()
-        return [read_value(part) for part in inner.split(",")] if inner else []
+        return [read_value(part) for part in _entries(inner)] if inner else []
     named = {"true": True, "false": False, "null": None, "none": None, "inf": float("inf")}
     if text.lower() in named:
         return named[text.lower()]
@@ -276,6 +276,18 @@ def read_value(text: str) -> Any:
         except ValueError:
             continue
     return text.strip("'\"")
+
+
+def _entries(text: str) -> list[str]:
+    """The text cut at its commas, but not at those inside brackets."""
+    depth, parts = 0, [""]
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _label(part: Any) -> str:

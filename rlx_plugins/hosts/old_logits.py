@@ -1,10 +1,10 @@
 """Three exact ways to the log-probs a token had under the policy version that wrote it, and what each costs.
 
 In asynchronous training a batch holds tokens of several versions. `snapshot` keeps the last K weights and scores with
-each; `dedicated` does so on devices of its own; `interrupt` pauses generation before every weight update and scores
-what is under way with the resident version, so that nothing is ever missing (`pruner: copris_is` is this route as a
-plug-in). Where a version is no longer there the token has no exact value: leave it out by weight 0, or use an
-approximation (ppo_ewma, decoupled_ppo) by choice.
+each (host verl: `rlx.keep_versions`); `dedicated` does so on devices of its own (no host has it); `interrupt` pauses
+generation before every weight update and scores what is under way with the resident version, so that nothing is ever
+missing (`pruner: copris_is` is this route as a plug-in). Where a version is no longer there the token has no exact
+value: leave it out by weight 0, or use an approximation (ppo_ewma, decoupled_ppo) by choice.
 
 From "Missing old logits in asynchronous RL", arXiv 2605.12070; the cost model is a reconstruction.
 """

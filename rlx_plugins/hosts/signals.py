@@ -12,7 +12,8 @@ from ..core.config import Parts
 from ..core.errors import ConfigError, DataError
 from ..core.host import BATCH_SIGNALS, TOKEN_SIGNALS
 
-VALUES = frozenset({"values", "value_prior"})
+PRIOR = "value_prior"
+VALUES = frozenset({"values", PRIOR})
 """What a value model or a critic supplies: the expected return before each response token, and before the first."""
 
 TOP = 5

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.config import Parts
 from ..core.errors import ConfigError, DataError
 from ..recipes.task import load_object
+from .signals import PRIOR
 
 Tokens = Sequence[Sequence[int]]
 ValueFunction = Callable[[Tokens, Tokens, Sequence[Sequence[bool]]], Any]
@@ -70,7 +72,28 @@ def value_columns(function: ValueFunction, prompts: Tokens, responses: Tokens, m
             )
         values[i, : len(ids)] = found
     values = values.to(masks.device)
-    return {"values": values, "value_prior": values[:, 0]}
+    return {"values": values, PRIOR: values[:, 0]}
+
+
+class Priors:
+    """`value_prior` of prompts whose rollouts are still to be made, for parts that plan them; asked for once each."""
+
+    def __init__(self, function: ValueFunction, token: int):
+        self.function, self.token = function, token
+        self.known: dict[str, float] = {}
+
+    @classmethod
+    def wanted(cls, parts: Parts, function: ValueFunction | None, token: int) -> Priors | None:
+        """None where no part of the rollout side reads the prior, or no value model supplies it."""
+        asked = any(PRIOR in part.requires for part in parts.rollout)
+        return cls(function, token) if asked and function is not None else None
+
+    def of(self, key: str, prompt: Sequence[int]) -> float:
+        """The prior of the prompt named `key`: the value before a response, whichever `token` it begins with."""
+        if key not in self.known:
+            mask = torch.ones(1, 1, dtype=torch.bool)
+            self.known[key] = float(value_columns(self.function, [prompt], [[self.token]], mask)[PRIOR])
+        return self.known[key]
 
 
 class ScalarModel:

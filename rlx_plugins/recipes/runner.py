@@ -72,9 +72,11 @@ def check_same_run(folder: RunFolder, setting: Mapping[str, Any]) -> None:
 
 
 def _what_trains(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a run's setting that decides how it trains, without texts."""
+    """The part of a run's setting that decides how it trains, without texts and without where verl's Ray is."""
     recipe, profile = setting["recipe"], setting["profile"]
     chosen = {name: value for name, value in recipe["profiles"][profile].items() if name not in ("plugins", "notes")}
+    given = chosen["arguments"]
+    chosen["arguments"] = {key: given[key] for key in given if not key.lstrip("+").startswith("ray_kwargs")}
     keys = ("name", "host", "plugins")
     return {"profile": profile, "seed": setting["seed"], **{key: recipe[key] for key in keys}, **chosen}
 

@@ -48,9 +48,9 @@ class RLER(Reward):
 
     Reads answer [B], a list of canonical answer strings (None = not parsed), peer_answers [B], a list with, per row,
     the answers of each other member to the row's prompt (a list of lists, the same for the whole group), and group [B].
-    The policy is the first member, its answers those of the group. Returns rewards [B] in [0, 1], answer_share, hardness,
-    disagreement [B], pseudo_label (a list), and with n_select `keep`: the other rows leave before the advantage. Raw
-    rewards are not read.
+    The policy is the first member, its answers those of the group. Returns rewards [B] in [0, 1], answer_share,
+    hardness, disagreement [B], pseudo_label (a list), and with n_select `keep`: the other rows leave before the
+    advantage. Raw rewards are not read.
 
     The ensemble itself (a second policy in training, a frozen peer) is the user's. Every formula is a reconstruction
     from the abstract and reviews. One member and mode "hard" is majority voting (TTRL).

@@ -25,9 +25,9 @@ def make_arms(make_run):
 
 def test_it_says_when_nothing_can_be_told_apart_and_how_many_seeds_it_would_take(make_arms):
     text = report(make_arms([0.02, -0.01, 0.01, 0.0]), effect=0.01)
-    assert "**`new` can not be told from `base` in accuracy with 4 seeds.**" in text
+    assert "**`new` cannot be told from `base` in accuracy with 4 seeds.**" in text
     assert "That does not show that they are equal." in text
-    assert re.search(r"`new` \+0\.005: \d+\.", text)
+    assert re.search(r"this many seeds: \d+ for `new` \(\+0\.005\)\.", text)
     assert "seeds for 0.01" in text
     assert "not distinguishable" in text
 
@@ -36,7 +36,7 @@ def test_it_names_what_is_better_with_interval_and_corrected_p(make_arms):
     text = report(make_arms([0.1, 0.11, 0.09, 0.1]))
     assert "**`new` is better than `base` in accuracy: +0.1**" in text
     assert "after Holm's correction" in text
-    assert "can not be told" not in text
+    assert "cannot be told" not in text
 
 
 def test_one_seed_has_no_interval_and_the_report_says_so(make_arms):

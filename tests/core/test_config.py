@@ -77,6 +77,7 @@ def test_overrides_of_a_command_line_become_the_same_configuration():
         ("null", None),
         ("inf", float("inf")),
         ("[1, 2]", [1, 2]),
+        ("[[1, 2], [], [x]]", [[1, 2], [], ["x"]]),
         ("'x'", "x"),
         ("[]", []),
     ],

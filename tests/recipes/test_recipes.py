@@ -23,6 +23,9 @@ QUICKSTARTS = {"quickstart", "quickstart-verl"}
 
 WITHOUT_RECIPE = {
     ("sampler", "in_order"): "the order of the dataset: what hosts do without a sampler",
+    ("allocator", "elpo"): "needs a host whose rollout program calls tools; the table host alone does",
+    ("allocator", "eepo"): "needs a host that unlearns sampling weights; the table host alone does",
+    ("method", "eepo"): "see its allocator",
     ("aggregate", "bnpo"): "TRL's loss_type of that name, to compare with",
     ("aggregate", "seq_mean_token_sum"): "verl's loss_agg_mode of that name, to compare with",
     ("aggregate", "token_sum"): "verl's loss_agg_mode of that name, to compare with",

@@ -45,7 +45,9 @@ ATTRIBUTES: dict[str, str] = {
 MENTIONS: dict[str, str] = {
     "trl.GRPOTrainer._generate_and_score_completions": '"prompt_ids" "prompt_mask" "completion_ids" "completion_mask"'
     ' "advantages" "old_per_token_logps" "ref_per_token_logps" "sampling_per_token_logps" "importance_sampling_ratio"'
-    ' "tool_mask" self._generate( self._calculate_rewards( _logs["advantages"]',
+    ' "tool_mask" self._generate( self._calculate_rewards( _logs["advantages"] inp[key]=values[i]',
+    "trl.GRPOTrainer._calculate_rewards": 'reward_kwargs["log_extra"]=self._log_completion_extra',
+    "trl.GRPOTrainer._log_completion_extra": "self._pending_extra_logs[column].extend(values)",
     "trl.GRPOTrainer._generate": "completions/clipped_ratio completions/mean_terminated_length"
     " self.rollout_func(prompts, self) env_mask self._generate_single_turn(",
     "trl.GRPOTrainer._compute_loss": "self._get_per_token_logps_and_entropies( compute_entropy=True"

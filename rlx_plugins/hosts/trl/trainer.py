@@ -23,7 +23,8 @@ from ...core.errors import ConfigError
 from ...core.objective import policy_loss
 from ...core.preparation import prepare
 from ..loss_terms import count_columns, micro_terms, refuse_nan
-from ..value_model import ValueFunction, load_value_model
+from ..signals import PRIOR
+from ..value_model import Priors, ValueFunction, load_value_model
 from .averaged import AveragedPolicy
 from .batches import Needs, check_fields, generated_batch, program_batch
 from .checkpoint import latest, load_parts, save_parts
@@ -131,6 +132,7 @@ class RLXTrainer(GRPOTrainer):
         self.teacher = Teacher(self, self.args.teacher_model) if self.args.teacher_model is not None else None
         self.averaged = AveragedPolicy(self, self.args.prox_decay) if self.args.prox_decay is not None else None
         self.value_model = self._load_value_model()
+        self._priors = Priors.wanted(parts, self.value_model, self.eos_token_ids[0])
         self._needs_teacher_logits = any("teacher_logits" in p.capabilities for p in parts)
         for part in parts["quant"]:
             wrapped = part.wrap(self.model)
@@ -171,6 +173,8 @@ class RLXTrainer(GRPOTrainer):
         for name in self._token_columns:
             if isinstance(row[name], str):
                 row[name] = self._tokenizer(row[name], add_special_tokens=False)["input_ids"]
+        if self._priors is not None and PRIOR not in row:
+            row[PRIOR] = self._priors.of(key, self.prompts[key])
         return row
 
     def decode(self, prompts: list[Any], tokens: list[list[int]]) -> list[Any]:

@@ -10,7 +10,7 @@ from transfer_queue import KVBatchMeta
 from verl.workers.utils.padding import response_from_nested
 
 from ...core.batch import RolloutBatch
-from ..signals import VALUES
+from ..signals import PRIOR, VALUES
 from ..value_model import value_columns
 from . import averaged
 from .columns import ASKED, CONFIDENCE, padded
@@ -57,7 +57,7 @@ def _values(trainer: RLXTrainer, batch: Any, table: RolloutBatch, place: Tensor)
     if trainer.value_model is None:
         field = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["values"])["values"]
         values = padded(field, table.response_mask.shape[1])[place]
-        return {"values": values, "value_prior": values[:, 0]}
+        return {"values": values, PRIOR: values[:, 0]}
     data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["prompts", "responses"])
     prompts, responses = ([row.tolist() for row in data[name].unbind()] for name in ("prompts", "responses"))
     rows = place.tolist()

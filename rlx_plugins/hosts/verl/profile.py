@@ -119,6 +119,7 @@ OPTIONS: dict[str, Any] = {
     "rollout_signals": None,
     "value_model": None,
     "prox_decay": None,
+    "keep_versions": None,
 }
 """The group `rlx` of the configuration, with its defaults; config/rlx_trainer.yaml says what each is."""
 

@@ -23,7 +23,8 @@ from ...core.context import Context
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
 from ...core.rollout import drive, rollout_program
-from ..signals import add_supplied, per_token, row_column
+from ..signals import PRIOR, add_supplied, per_token, row_column
+from ..value_model import Priors
 from .columns import log_probs, logp_behavior
 from .generation import Engine, Requests, policy_forward
 from .rows import PROMPT_KEY, missing_field, prompt_key
@@ -100,7 +101,13 @@ class RolloutSource:
         for name in self.token_columns:
             if isinstance(told.get(name), str):
                 told[name] = self.trainer.tokenizer(told[name], add_special_tokens=False)["input_ids"]
+        if self._priors is not None and told.get(PRIOR) is None:
+            told[PRIOR] = self._priors.of(key, self.prompts[key])
         return told
+
+    @cached_property
+    def _priors(self) -> Priors | None:
+        return Priors.wanted(self.parts, self.trainer.value_model, self.trainer.eos[0])
 
     def _context(self, global_steps: int, groups: int) -> Context:
         config = self.trainer.config

@@ -36,6 +36,7 @@ PARAMETERS: dict[str, str] = {
     "verl.workers.engine_workers.ActorRolloutRefWorker.update_actor": "self data",
     "verl.workers.engine_workers.ActorRolloutRefWorker.compute_log_prob": "self data",
     "verl.workers.utils.padding.no_padding_2_padding": "tensor data",
+    "verl.workers.utils.padding.response_from_nested": "tensor response_mask",
     # replay buffer, agent loops, engine
     "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer.sample": "self global_steps partition_id batch_size",
     "verl.workers.rollout.llm_server.LLMServerClient.generate": "self request_id prompt_ids sampling_params image_data"
@@ -50,7 +51,9 @@ PARAMETERS: dict[str, str] = {
 """Function -> its parameters, in order."""
 
 ATTRIBUTES: dict[str, str] = {
-    "verl.trainer.ppo.v1.trainer_base.PPOTrainer": "config trainer_mode replay_buffer",
+    "verl.trainer.ppo.v1.trainer_base.PPOTrainer": "config trainer_mode replay_buffer use_critic",
+    "verl.workers.engine_workers.ActorRolloutRefWorker": "actor",
+    "verl.workers.engine_workers.TrainingWorker": "engine",
     "verl.trainer.ppo.v1.replay_buffer.ReplayBuffer": "sampler_kwargs poll_interval",
 }
 """Class -> attributes its constructor sets."""
@@ -62,6 +65,14 @@ MENTIONS: dict[str, str] = {
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer.init": "self._setup() self.on_init_end()",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_old_log_prob": '"old_log_probs" "entropy"',
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_ref_log_prob": '"ref_log_prob"',
+    "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_values": '"values"',
+    "verl.trainer.ppo.v1.trainer_base.PPOTrainer._update_critic": "self.critic_wg.train_mini_batch(",
+    "verl.workers.utils.losses.value_loss": '"values","returns","response_mask"',
+    "verl.trainer.ppo.utils.need_critic": "config.critic.enable",
+    "verl.workers.engine_workers.TrainingWorker.infer_batch": 'key="compute_loss" loss_function=self.loss_fn',
+    "verl.workers.engine.fsdp.transformer_impl.FSDPEngine._build_model_optimizer": "self.module=module"
+    " self.optimizer=optimizer",
+    "verl.single_controller.ray.base.create_colocated_worker_cls": "self.worker_dict[key]=user_defined_cls(",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer._update_actor": '"calculate_entropy" "distillation_use_topk"'
     ' "distillation_only" "global_batch_size" "mini_batch_size" "epochs" "seed" "dataloader_kwargs" "temperature"',
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer._save_checkpoint": "global_step_ latest_checkpointed_iteration.txt",
@@ -116,6 +127,7 @@ CONFIG: tuple[str, ...] = (
     "actor_rollout_ref.rollout.temperature",
     "actor_rollout_ref.rollout.n",
     "critic.enable",
+    "actor_rollout_ref.actor.strategy",
     "data.train_files",
     "data.prompt_key",
     "distillation.enabled",

@@ -121,6 +121,7 @@ def check_options(config: Any, parts: Parts, mode: str) -> None:
     _check_micro_scope(config, parts)
     _check_values(config, parts)
     _check_average(config)
+    _check_versions(config, mode)
     if select(config, "distillation.enabled") and "logp_teacher" not in parts.requires:
         raise ConfigError(
             "distillation.enabled=True would have no effect: the plug-ins' loss takes the place of verl's, and none of"
@@ -162,6 +163,11 @@ def _check_values(config: Any, parts: Parts) -> None:
         raise ConfigError("rlx.value_model and critic.enable=True both supply values; choose one")
     if not VALUES & parts.requires:
         raise ConfigError("critic.enable=True would have no effect: no plug-in reads a critic's values; leave it unset")
+    if planners := [p for p in parts.rollout if VALUES & p.requires]:
+        raise ConfigError(
+            f"{planners[0].kind} {planners[0].name} reads a prompt's value before its rollouts are made, and verl's"
+            " critic scores finished batches; use rlx.value_model"
+        )
     advantage = parts.one("advantage")
     if "returns" not in advantage.provides:
         raise ConfigError(
@@ -178,6 +184,21 @@ def _check_average(config: Any) -> None:
         raise ConfigError(f"rlx.prox_decay: must be in [0, 1), got {decay!r}")
     if select(config, "actor_rollout_ref.actor.strategy") != "fsdp2":
         raise ConfigError("rlx.prox_decay: the average is kept beside FSDP2's shards; set actor.strategy=fsdp2")
+
+
+def _check_versions(config: Any, mode: str) -> None:
+    keep = options(config)["keep_versions"]
+    if keep is None:
+        return
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        raise ConfigError(f"rlx.keep_versions: expected a number of policy versions >= 1 or null, got {keep!r}")
+    if mode != ASYNC:
+        raise ConfigError(
+            f"rlx.keep_versions has work only where rows are stale: set trainer.v1.trainer_mode={ASYNC}; in {SYNC}"
+            " pruner copris_is scores partial rollouts before the weights change"
+        )
+    if select(config, "actor_rollout_ref.actor.strategy") != "fsdp2":
+        raise ConfigError("rlx.keep_versions: the versions are FSDP2's shards; set actor.strategy=fsdp2")
 
 
 def _check_program(config: Any, parts: Parts, mode: str) -> None:

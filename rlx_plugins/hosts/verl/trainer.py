@@ -38,6 +38,7 @@ from .profile import ASYNC, MODES, SYNC, options
 from .program import RolloutSource
 from .rows import FIELDS, PROMPT_KEY, Step, signal_table
 from .settings import make_parts, needs_program, plain, read_plugins, without_critic
+from .snapshots import Versions
 
 
 class RLXTrainer:
@@ -70,6 +71,9 @@ class RLXTrainer:
         super().__init__(config)  # type: ignore[call-arg]
         self.rlx = options(config)
         self._averages = self.parts is not None and self.rlx["prox_decay"] is not None
+        keep = self.rlx["keep_versions"] if self.parts is not None else None
+        self._versions = None if keep is None else Versions(keep)
+        self._told: dict[str, float] = {}
 
     # ---- set-up
     def _init_tokenizer(self) -> None:
@@ -123,7 +127,7 @@ class RLXTrainer:
         self._place = self._place[prepared.batch.row]
         reported = {"generated_tokens": float(table.response_mask.sum())} | prepared.metrics
         reported |= self._context.metrics if self._context is not None else {}
-        reported |= batch_metrics(prepared.batch)
+        reported |= self._told | batch_metrics(prepared.batch)
         passes = int(self.config.actor_rollout_ref.actor.ppo_epochs)
         reported["update_tokens"] = float(passes * update_tokens(prepared.batch))
         metrics |= {f"rlx/{name}": value for name, value in reported.items()}
@@ -139,7 +143,11 @@ class RLXTrainer:
     def _table(self, batch: Any) -> RolloutBatch:
         """The signal table of the batch's real rows; `_place` says where each is in the batch."""
         table = self._rollout_columns(batch)
-        return table.with_columns(**signal_columns(self, batch, table, self._place))
+        table = table.with_columns(**signal_columns(self, batch, table, self._place))
+        if self._versions is None:
+            return table
+        behavior, self._told = self._versions.behavior(self, batch, table, self._place, self._step().version)
+        return table.with_columns(logp_behavior=behavior)
 
     def _rollout_columns(self, batch: Any) -> RolloutBatch:
         assert self.parts is not None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import rlx_plugins as rlx
+from rlx_plugins.clipping.sat import SAT
 
 
 @rlx.register("allocator", "test_growing")
@@ -73,3 +74,20 @@ class Logits(rlx.Clip):
         again = rlx.masked(terms.logits["again"], terms.mask)
         difference = (again - rlx.masked(terms.logp_new, terms.mask)).abs().max().detach()
         return -again * terms.advantages, {"difference": difference}
+
+
+@rlx.register("clip", "test_behavior")
+@dataclass
+class Behavior(SAT):
+    """SAT, which also reports how far two log-probs are from what the engine reported."""
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return super().requires | {"logp_behavior", "logp_old", "logp_rollout"}
+
+    def __call__(self, terms: rlx.PolicyTerms) -> Any:
+        loss, metrics = super().__call__(terms)
+        for name in ("behavior", "old"):
+            off = rlx.masked(terms.batch[f"logp_{name}"] - terms.batch.logp_rollout, terms.mask)
+            metrics[f"{name}_is_off"] = off.abs().max()
+        return loss, metrics

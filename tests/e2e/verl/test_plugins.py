@@ -63,13 +63,17 @@ def test_a_killed_run_resumed_is_the_run(verl_run, tmp_path):
 
 
 def test_stale_rollouts_are_seen_as_such_in_asynchronous_mode(verl_run):
-    plugins = 'rlx.plugins="correction=decoupled_ppo clip=sat clip.denominator=logp_old"'
-    run = verl_run(plugins, "trainer.v1.trainer_mode=rlx_colocate_async", module=MODULE, steps=4, **SMALL)
+    plugins = 'rlx.plugins="correction=decoupled_ppo clip=test_behavior clip.denominator=logp_old"'
+    mode = "trainer.v1.trainer_mode=rlx_colocate_async"
+    run = verl_run(plugins, mode, "rlx.keep_versions=2", module=MODULE, environment=OWN, steps=4, **SMALL)
     assert run.column("rlx/staleness/max") == run.column("training/off_policy/trajectory_staleness/max")
     assert set(run.column("rlx/staleness/max")) == {0, 1}
     for step in run.steps.values():
         fresh = step["rlx/staleness/max"] == 0
         assert (abs(step["rlx/correction/decoupled_ppo/weight_mean"] - 1) < 1e-4) == fresh
+        # the replica samples in the trainer's arithmetic: the version that sampled says what it reported
+        assert step["rlx/clip/behavior_is_off"] < 1e-4 and (step["rlx/clip/old_is_off"] < 1e-4) == fresh
+        assert step["rlx/old_logits/missing"] == 0
 
 
 def test_the_rollout_program_runs_with_rounds_hints_and_prompts_of_its_own_choice(verl_run):

@@ -16,6 +16,7 @@ from rlx_plugins.testing.conformance.setting import NO_NETWORK, SETTINGS, table_
 DRAWN = [kind for kind in KINDS if kind not in NO_NETWORK and builtin_names(kind)]
 THE_SAME = {
     ("sampler", "in_order"): "the order in which the host offers prompts",
+    ("ratio", "token"): "its denominator is another policy only on rows that name one",
     ("aggregate", "datpo"): "token_mean where forks train a shared prefix once",
     **dict.fromkeys([("advantage", "arpo"), ("advantage", "datpo"), ("advantage", "elpo")], "grpo without forks"),
 }

@@ -181,6 +181,22 @@ def test_a_value_model_supplies_values_and_priors(model, tmp_path, reading, plug
     torch.testing.assert_close(batch.value_prior, expected[:, 0])
 
 
+def test_parts_that_plan_rollouts_are_told_the_prior_of_a_prompt(model, tmp_path, registered):
+    told = {}
+
+    @registered("allocator", "test_planning")
+    class Planning(rlx.Allocator):
+        requires = frozenset({"value_prior"})
+
+        def more(self, idle, ctx):
+            told.update((g.prompt_key, (len(g.prompt), g.extras["value_prior"])) for g in idle)
+            return [r for g in idle if not g.rollouts for r in g.start(2)]
+
+    run(model, tmp_path, plugins={"allocator": "test_planning"}, value_model="trl_tiny:token_values", max_steps=1)
+    eos = 1
+    assert told and all(prior == pytest.approx(0.1 * n + 0.01 * eos) for n, prior in told.values())
+
+
 def test_truncated_completions_that_are_masked_keep_their_fields(model, tmp_path, reading):
     seen = reading("confidence", "values")
 

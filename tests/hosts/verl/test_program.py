@@ -17,7 +17,7 @@ from rlx_plugins.testing.scripted import ScriptedExecutor
 
 HOST = rlx.HostProfile(
     "verl",
-    PROFILE.signals | {"rollout", "domain", "answer", "confidence"},
+    PROFILE.signals | {"rollout", "domain", "answer", "confidence", "value_prior"},
     frozenset({"rounds", "context", "forward:logp"}),
 )
 
@@ -69,6 +69,7 @@ def source(monkeypatch):
         eos=[9],
         _fetch_one_gen_batch=fetch,
         _context=None,
+        value_model=None,
     )
 
     def make(**plugins):
@@ -151,6 +152,21 @@ def test_what_the_reward_function_says_of_a_row_is_a_signal(source, registered):
     del made.batch.rollout[1].extras["answer"]
     with pytest.raises(rlx.DataError, match=r"rlx.rollout_signals names 'answer', but row 1 \(prompt 'k0'\)"):
         made.table({"old_log_probs": old}, meta.keys)
+
+
+def test_parts_that_plan_rollouts_are_told_the_prior_of_a_prompt(source, registered):
+    @registered("allocator", "test_planning")
+    class Planning(rlx.Allocator):
+        requires = frozenset({"value_prior"})
+
+        def more(self, idle, ctx):
+            return []
+
+    made, trainer, _ = source(allocator="test_planning")
+    asked = []
+    trainer.value_model = lambda prompts, responses, masks: [asked.append(p) or [p[0] / 100] for p in prompts]
+    assert [made.columns(key)["value_prior"] for key in ("k3", "k1", "k3")] == pytest.approx([1.03, 1.01, 1.03])
+    assert asked == [[103], [101]]
 
 
 def test_a_part_may_ask_for_any_prompt_of_the_dataset(source):

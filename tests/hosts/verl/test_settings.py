@@ -73,10 +73,13 @@ def test_plugins_are_words_or_keys_or_verls_own_flags(config):
         (["critic.enable=True"], {"plugins": "advantage=sao", "value_model": "math:floor"}, "both supply values"),
         (["critic.enable=True"], {}, "no plug-in reads a critic's values"),
         (["critic.enable=True"], {"plugins": "advantage=v05"}, "which advantage v05 does not make"),
+        (["critic.enable=True"], {"plugins": "allocator=v05 advantage=sao"}, "allocator v05 reads a prompt's value"),
         (["trainer.critic_warmup=2"], {}, "set it to 0"),
         ([], {"plugins": "method=ppo_ewma"}, "'logp_prox': set rlx.prox_decay"),
         ([], {"prox_decay": 1.0}, "rlx.prox_decay: must be in"),
         (["actor_rollout_ref.actor.strategy=fsdp"], {"prox_decay": 0.5}, "set actor.strategy=fsdp2"),
+        ([], {"keep_versions": 0}, "rlx.keep_versions: expected a number"),
+        ([], {"keep_versions": 2}, "trainer_mode=rlx_colocate_async; in rlx_sync pruner copris_is"),
         (
             ["actor_rollout_ref.model.use_fused_kernels=True", "actor_rollout_ref.actor.use_fused_kernels=True"],
             {"plugins": "clip=echo"},
