@@ -7,7 +7,6 @@ group: equal ids in different groups are different nodes.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Literal
@@ -26,8 +25,6 @@ TreeSource = Literal["forks", "column"]
 """Where a tree comes from: the forks the library's own parts made, or columns that rollout code returns."""
 
 FORK_SIGNALS = frozenset({"rollout", "segment_ids"})
-FORK_TAG = re.compile(r"fork:(\d+)@(\d+)")
-"""What `Group.fork` writes into the tag of a fork: the slot it was forked from, and after how many tokens."""
 
 
 class Nodes:
@@ -168,10 +165,10 @@ def fork_pieces(rollouts: Sequence[Rollout], group: Sequence[int]) -> list[list[
     @functools.cache
     def origin(g: int, slot: int) -> tuple[int, int] | None:
         """Whose tokens the rollout begins with and how many; None: its own. A row that is not there has its own."""
-        forked = FORK_TAG.fullmatch(rows[g, slot].tag) if (g, slot) in rows else None
+        forked = rows[g, slot].forked if (g, slot) in rows else None
         if forked is None:
             return None
-        parent, at = int(forked[1]), int(forked[2])
+        parent, at = forked
         while (above := origin(g, parent)) is not None and at <= above[1]:
             parent = above[0]  # forked within what the parent itself began with
         return (parent, at) if at > 0 else None

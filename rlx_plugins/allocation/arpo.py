@@ -101,7 +101,7 @@ class ARPO(Allocator):
             self.measure(self.search(g), r, entropy)
         for g in searched:
             new += self._continue(g, ctx)
-        forks = sum(r.tag.startswith("fork:") for r in new)
+        forks = sum(r.forked is not None for r in new)
         ctx.log("allocator/arpo_forks", ctx.metrics.get("allocator/arpo_forks", 0.0) + forks)
         return new
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ..core.params import param
 from ..core.registry import register
 from ..core.state import state
 from ..core.trajectory import Group, Rollout
+from ._greedy import greedy
 
 
 class Capability(NamedTuple):
@@ -113,20 +113,11 @@ class CoBA(Allocator):
                 f"allocator coba: {total} rollouts are fewer than min_per_prompt={self.min_per_prompt} for each of"
                 f" {len(rates)} prompts; raise total_rollouts or group_size, or lower min_per_prompt"
             )
-        heap = [(-self.marginal(p, n, capability), i) for i, (p, n) in enumerate(zip(rates, counts, strict=True))]
-        heap = [entry for entry in heap if counts[entry[1]] < self.max_per_prompt]
-        heapq.heapify(heap)
-        while left and heap:
-            _, i = heapq.heappop(heap)
-            counts[i] += 1
-            left -= 1
-            if counts[i] < self.max_per_prompt:
-                heapq.heappush(heap, (-self.marginal(rates[i], counts[i], capability), i))
-        return counts
 
-    def marginal(self, rate: float, n: int, capability: Capability) -> float:
-        """V(n+1) - V(n) of a prompt."""
-        return self.value(rate, n + 1, capability) - self.value(rate, n, capability)
+        def gain(i: int, n: int) -> float:
+            return self.value(rates[i], n + 1, capability) - self.value(rates[i], n, capability)
+
+        return greedy(gain, counts, self.max_per_prompt, left, least=-math.inf)
 
     def value(self, rate: float, n: int, capability: Capability) -> float:
         """V(n): what n rollouts of a prompt are worth."""

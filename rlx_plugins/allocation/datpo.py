@@ -65,7 +65,7 @@ class DATPO(Allocator):
             k, branches = self.spread(g)
             for at in self.forks(r, entropy, k):
                 new += g.fork(r, at, branches)
-        forks = sum(r.tag.startswith("fork:") for r in new)
+        forks = sum(r.forked is not None for r in new)
         ctx.log("allocator/datpo_forks", ctx.metrics.get("allocator/datpo_forks", 0.0) + forks)
         return new
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from ..core.params import param
 from ..core.registry import register
 from ..core.state import state
 from ..core.trajectory import Group, Rollout
+from ._greedy import greedy
 from ._steps import starts_after_tokens, starts_after_tools
 
 TREE = "trace_tree"
@@ -184,14 +184,14 @@ class TraceTree(Allocator):
         children: dict[Hashable, list[Hashable]] = {"root": []}
         success: dict[Hashable, float] = {r.slot: float(self._succeeded(r)) for r in group.done() if r.scorable}
         for r in group.done():
-            if r.slot not in success or r.tag.startswith("fork:"):
+            if r.slot not in success or r.forked is not None:
                 continue
             path = ["root", *((r.slot, t) for t in range(len(after.get(r.slot, []))))]
             for above, below in zip(path, [*path[1:], r.slot]):
                 children.setdefault(above, []).append(below)
         for r in group.done():
-            if r.slot in success and r.tag.startswith("fork:"):
-                slot, at = map(int, r.tag.removeprefix("fork:").split("@"))
+            if r.slot in success and r.forked is not None:
+                slot, at = r.forked
                 turns = [place for place, _ in after.get(slot, [])]
                 children.setdefault((slot, turns.index(at)) if at in turns else "root", []).append(r.slot)
         return children, success
@@ -214,25 +214,6 @@ class TraceTree(Allocator):
 def root_gain(value: float, m: int) -> float:
     """What rollout m+1 adds to the chance that the rollouts of a prompt are not all equal."""
     return value**m * (1 - value) + (1 - value) ** m * value
-
-
-def greedy(
-    gain: Callable[[int, int], float], start: Sequence[int], most: float, budget: int, *, least: float
-) -> list[int]:
-    """`start` plus one at a time where `gain(i, count)` is largest (ties: the first), up to `most` each.
-
-    Stops when `budget` is spent, or when no gain is above `least`.
-    """
-    counts = list(start)
-    heap = [(-gain(i, n), i) for i, n in enumerate(counts) if n < most]
-    heapq.heapify(heap)
-    while budget > 0 and heap and -heap[0][0] > least:
-        _, i = heapq.heappop(heap)
-        counts[i] += 1
-        budget -= 1
-        if counts[i] < most:
-            heapq.heappush(heap, (-gain(i, counts[i]), i))
-    return counts
 
 
 def backup(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+_FORK = re.compile(r"fork:(\d+)@(\d+)")
+"""What `Group.fork` writes into the tag of a fork."""
 
 Source = Literal["policy", "reused", "hint", "tool"]
 State = Literal["new", "running", "paused", "parked", "finished", "pruned"]
@@ -117,6 +121,12 @@ class Rollout:
     def helped(self) -> bool:
         """A hint stands in the response or stood in the sampling context."""
         return bool(self.context) or any(s.source == "hint" for s in self.segments)
+
+    @property
+    def forked(self) -> tuple[int, int] | None:
+        """The slot the rollout was forked from, and after how many tokens; None: it was not."""
+        told = _FORK.fullmatch(self.tag)
+        return (int(told[1]), int(told[2])) if told else None
 
     def finish(self, stop: Stop) -> None:
         self.state, self.stop = "finished", stop

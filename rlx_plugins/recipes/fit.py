@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import OPTIONS, build, expand, specs
+from ..core.errors import ConfigError
 from ..core.host import HostProfile
 from ..core.kinds import ALIASES
 from ..core.registry import create
@@ -34,9 +35,16 @@ def check_fit(recipe: Recipe, name: str) -> None:
     if recipe.plugins:
         profile = recipe.profile(name)
         host = {"trl": _trl, "verl": _verl}[recipe.host](profile)
-        if not is_tiny(profile.task):
+        if (columns := _columns(profile)) is None:
             host = replace(host, signals=host.signals | (_required(recipe.plugins) - MADE_BY_HOST))
-        build(recipe.plugins, host)
+            build(recipe.plugins, host)
+            return
+        for part in build(recipe.plugins, host):
+            for column in sorted(frozenset(getattr(part, "token_columns", ())) - frozenset(columns)):
+                raise ConfigError(
+                    f"{part.kind} {part.name} reads the column {column!r} of the training data, which has"
+                    f" {', '.join(columns)}; a task's columns: {{{column}: ...}} names one of the dataset's"
+                )
 
 
 def _required(plugins: Mapping[str, Any]) -> frozenset[str]:
@@ -48,13 +56,13 @@ def _required(plugins: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _columns(profile: Profile) -> tuple[str, ...]:
-    """Columns of the training data, as far as they are known."""
+def _columns(profile: Profile) -> tuple[str, ...] | None:
+    """Columns of the training data; None where a function of the user's makes it."""
     if is_tiny(profile.task):
         from ..testing.tiny_tasks import COLUMNS
 
         return COLUMNS
-    return () if isinstance(profile.task, str) else tuple(profile.task.columns)
+    return None if isinstance(profile.task, str) else ("prompt", "answer", *profile.task.columns)
 
 
 class _RowsByIndex(list):
@@ -83,7 +91,7 @@ def _trl(profile: Profile) -> HostProfile:
     }
     own = is_tiny(profile.task) and TINY_TASKS[profile.task] is not None
     host_profile = importlib.import_module("rlx_plugins.hosts.trl.profile").host_profile
-    data = _RowsByIndex(_columns(profile))
+    data = _RowsByIndex(_columns(profile) or ())
     return host_profile(_Arguments(**settings | profile.arguments), dataset=data, own_rollouts=own)
 
 
@@ -115,4 +123,4 @@ def _verl(profile: Profile) -> HostProfile:
             place = place.setdefault(group, _Config())
         place[last] = value
     mode = settings.get("trainer.v1.trainer_mode", module.SYNC)
-    return module.host_profile(config, mode, _columns(profile))
+    return module.host_profile(config, mode, _columns(profile) or ())

@@ -36,9 +36,8 @@ class Profile(BaseModel):
     """One setting of a recipe: what is trained, on what, how, with which of the host's own arguments.
 
     model      a path or hub name; `tiny` and `smollm` are built by rlx_plugins.testing
-    task       `tiny`, `tiny-engine` or `tiny-agent`; a dataset with its columns (data_task.py); or
-               "package.module:function" of a function that returns {"train": Dataset, "eval": Dataset}
-               (host verl: paths of parquet files in verl's format)
+    task       a tiny task (task.py); a dataset with its columns (data_task.py); or "package.module:function" of a
+               function that returns {"train": Dataset, ...} (host verl: paths of parquet files in verl's format)
     rewards    names of the task's reward functions, or "package.module:function" of your own; they are summed
                (host verl: one function of your own, in verl's form)
     weights    one weight per reward (default: 1 each)
@@ -47,7 +46,7 @@ class Profile(BaseModel):
                for several hosts: by host, {trl: {...}, verl: {...}} (host verl: Hydra overrides, nested or dotted)
     notes      where the setting comes from
 
-    The settings from `teacher` to `kl_coef` are those of settings.py.
+    settings.py says what the settings from `teacher` to `kl_coef` mean.
     """
 
     model_config = ConfigDict(extra="forbid")

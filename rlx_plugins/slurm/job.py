@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -25,6 +26,9 @@ VERL_KEYS = ("trainer.nnodes", "trainer.n_gpus_per_node", "ray_kwargs.ray_init.a
 
 VERL_CPUS_PER_GPU = 3
 """CPUs that verl's resource pool reserves in Ray for each GPU."""
+
+MAX_SEEDS = 10_000
+"""Runs in an array; a cluster's own limit (MaxArraySize) is usually a thousand."""
 
 _TIME = r"\d+(:\d\d?(:\d\d?)?)?|\d+-\d\d?(:\d\d?(:\d\d?)?)?|UNLIMITED|INFINITE"
 _TIMES = "minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or days-hours:minutes:seconds"
@@ -54,15 +58,21 @@ class Seeds:
         if name != "seeds" or not sign or not re.fullmatch(rf"{part}(,{part})*(%[1-9]\d*)?", range_text):
             raise ConfigError(f"--array {text!r}: expected seeds=0-4, seeds=0,2,5, seeds=0-8:2 or seeds=0-99%4")
         seeds = cls(range_text)
-        if not list(seeds):
-            raise ConfigError(f"--array {text!r}: the range ends before it starts")
+        sizes = [len(part) for part in seeds._ranges()]
+        if not all(sizes):
+            raise ConfigError(f"--array {text!r}: a range ends before it starts")
+        if sum(sizes) > MAX_SEEDS:
+            raise ConfigError(f"--array {text!r}: {sum(sizes)} runs in one job, at most {MAX_SEEDS} are accepted")
         return seeds
 
     def __iter__(self) -> Iterator[int]:
+        yield from itertools.chain.from_iterable(self._ranges())
+
+    def _ranges(self) -> Iterator[range]:
         for part in self.text.partition("%")[0].split(","):
             ends, _, step = part.partition(":")
             first, _, last = ends.partition("-")
-            yield from range(int(first), int(last or first) + 1, int(step or 1))
+            yield range(int(first), int(last or first) + 1, int(step or 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,11 @@ def test_a_rescue_prompt_draws_until_its_first_success_and_no_further():
     assert out["rescue_rounds"] == [[[0, 2], [1, 2]], [[0, 2], [1, 2]], *([[1, 2]] for _ in range(4))]
 
 
+def test_a_success_of_the_first_wave_does_not_end_a_rescue():
+    out = aero([[1, 0, 0, 0, 0, 0, 1] + [0] * 13], rescue_below=0.25, n_budget=99)
+    assert (out["stratum"], out["used"], out["n_success"]) == (["rescue"], [8], [2])
+
+
 def test_without_extra_or_budget_it_is_one_wave_and_rejection():
     table = [[0] * WIDTH, [1, 0] * 10]
     for params in ({"n_extra": 0}, {"n_budget": 8}):

@@ -100,6 +100,22 @@ def test_entropies_are_sums_over_the_first_tokens_divided_by_that_of_the_vocabul
     assert [(s.at, s.entropy) for s in search.steps[0]] == [(4, pytest.approx(9 / math.log(8)))]
 
 
+def test_a_fork_is_compared_with_the_start_of_its_parent():
+    part = rlx.create("allocator", "arpo", measured_tokens=2, boundary_tokens=[7])
+    group = rlx.Group("g", "p", [])
+    (root,) = group.start(1)
+    root.segments = [rlx.Segment([7, 1, 1])]
+    root.finish("eos")
+    search = part.search(group)
+    part.measure(search, root, [0.0, 1.0, 2.0])
+    (fork,) = part._forks(group, search, rlx.Context(0, 1, 1, 1, 9, {}))
+    fork.segments.append(rlx.Segment([2, 2]))
+    fork.finish("eos")
+    part.measure(search, fork, [0.0, 9.0, 9.0])
+    assert search.start[fork.slot] == search.start[root.slot] != 0
+    assert search.steps[fork.slot][0].entropy != search.steps[root.slot][0].entropy
+
+
 def test_what_it_needs_of_a_host_depends_on_where_steps_end():
     no_tools = rlx.HostProfile("any", PROFILE.signals, PROFILE.capabilities - {"tools"}, {"tools": "it has none"})
     with pytest.raises(rlx.ConfigError, match="allocator arpo.*'tools'.*it has none"):
@@ -129,14 +145,14 @@ def test_in_a_run_forks_follow_tool_calls_of_raised_entropy_and_train_their_own_
     forks = [(g, r) for g in ctx.started for r in g.rollouts if r.tag.startswith("fork:")]
     assert len(forks) > 5 and ctx.metrics["allocator/arpo_forks"] == len(forks)
     for g, r in forks:
-        slot, at = map(int, r.tag.removeprefix("fork:").split("@"))
+        slot, at = r.forked
         parent = g.rollouts[slot]
         assert r.tokens[:at] == parent.tokens[:at] and at in starts_after_tools(parent)
         if not parent.tag:
             (entropy,) = trainer.host.execute(rlx.Forward([parent], "entropy"))
             assert entropy[at] > entropy[0]
     for i, r in enumerate(batch.rollout):
-        own = [s.from_model and not (r.tag and n < int(r.tag.partition("@")[2])) for n, s in _tokens(r)]
+        own = [s.from_model and not (r.tag and n < r.forked[1]) for n, s in _tokens(r)]
         assert batch.response_mask[i, : len(r)].tolist() == own
 
 
@@ -148,7 +164,7 @@ def test_where_tokens_end_steps_no_tool_is_needed():
     part = {"name": "arpo", "total_rollouts": 6, "first_wave": 3, "boundary_tokens": [0], "measured_tokens": 1}
     _, ctx, _ = run({"allocator": part})
     forks = [(g, r) for g in ctx.started for r in g.rollouts if r.tag.startswith("fork")]
-    assert forks and all(r.tokens[int(r.tag.partition("@")[2]) - 1] == 0 for _, r in forks)
+    assert forks and all(r.tokens[r.forked[1] - 1] == 0 for _, r in forks)
 
 
 def test_the_stochastic_rule_draws_the_same_in_every_run():

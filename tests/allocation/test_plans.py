@@ -184,6 +184,15 @@ def test_dart_shortens_stores_and_injects_in_a_run():
     assert part.history["p"] == [1, 1, 0, 0, 0, 0]  # the stored one was not shown again
 
 
+def test_dart_forgets_what_lies_before_its_window_and_pool():
+    part = rlx.create("allocator", "dart", max_per_prompt=3, window=2, pool_size=1)
+    ctx = rlx.Context(0, 9, 1, 3, 9, {"p": [7]}, ["p"])
+    executor = ScriptedExecutor(lambda r: float(r.slot < 2), length=lambda r: 2 + r.slot)
+    rlx.drive(rlx.rollout_program(rlx.Parts({"allocator": [part]}), ctx), executor)
+    assert part.history == {"p": [1, 0]} and part.rate("p") == 0.5 and part.rate("other") == 0
+    assert [r["slot"] for r in part.pool["p"]] == [1]
+
+
 def test_dart_refuses_a_minimum_above_the_maximum():
     with pytest.raises(rlx.ConfigError, match="dart.min_per_prompt"):
         rlx.create("allocator", "dart", min_per_prompt=9)

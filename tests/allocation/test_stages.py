@@ -76,6 +76,10 @@ def test_dars_gives_the_papers_numbers():
     assert extra_of([0, 1, 2, 3, 4], n_max=64, schedule="HW") == [56, 24, 8, 3, 0]
 
 
+def test_dars_does_not_round_a_whole_number_up():
+    assert extra_of([6], 18, n_max=99, schedule="HW") == [9] and extra_of([8], 20, n_max=99, schedule="HW") == [5]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 16), st.integers(0, 16), st.sampled_from(["ET", "HW"]), st.booleans(), st.integers(1, 200))
 def test_dars_reaches_its_target_with_the_fewest_rollouts(n, c, schedule, use_std, n_max):

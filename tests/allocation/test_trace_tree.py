@@ -72,7 +72,7 @@ def test_the_surprising_prefixes_come_first_and_sure_ones_never():
     out = trace([0.5], 4, 1, [(1, [0.9, 0.2]), (0, [0.8, 0.0]), (1, [1.0])])
     assert out["anchors"] == [[0, 1, 1], [1, 0, 2]] or sum(k for *_, k in out["anchors"]) == 3
     assert [1, 1] not in [a[:2] for a in out["anchors"]] and [2, 0] not in [a[:2] for a in out["anchors"]]
-    assert trace([0.5], 9, 1, [(1, [])])["prefix_left"] == 8
+    assert trace([0.5], 9, 1, [(1, [])])["prefix_left"] == 8 == trace([0.5], 9, 1, [(1, [1.0])])["prefix_left"]
 
 
 def test_a_cold_predictor_spreads_one_continuation_per_anchor_in_order():
@@ -129,7 +129,7 @@ def test_in_a_run_prefixes_are_continued_and_the_predictor_learns():
     tags = [(g, r) for g in ctx.started for r in g.rollouts if r.tag]
     assert len(tags) == ctx.metrics["allocator/trace_tree_continued"] > 8
     for g, r in tags:
-        slot, at = map(int, r.tag.removeprefix("fork:").split("@"))
+        slot, at = r.forked
         assert r.tokens[:at] == g.rollouts[slot].tokens[:at] and r.tokens[at - 1] == BAD and not g.rollouts[slot].tag
     trainer = run(learning_rate=0.5)
     trainer.run(3)

@@ -33,7 +33,7 @@ def forks(ctx):
         rows = {r.slot: r for r in g.rollouts}
         for r in g.rollouts:
             if r.tag:
-                slot, at = map(int, r.tag.removeprefix("fork:").split("@"))
+                slot, at = r.forked
                 yield g, r, rows[slot], at
 
 

@@ -122,6 +122,22 @@ def test_hint_tool_and_untrained_tokens_are_not_model_tokens_that_count():
     assert packed.helped.tolist() == [True]
 
 
+def test_imitated_hint_tokens_count_like_the_models_own_except_in_a_shared_prefix():
+    g = group("a")
+    (r,) = g.start(1)
+    r.segments += [
+        rlx.Segment([1], source="hint", imitated=True, trained=False),
+        rlx.Segment([2], source="hint", imitated=True),
+        rlx.Segment([3], logp=[-1.0]),
+    ]
+    r.reward = 1.0
+    r.finish("eos")
+    packed = rlx.pack([rlx.Group.from_plain(g.to_plain())])
+    assert packed.response_mask.tolist() == [[False, True, True]]
+    assert packed.hint_mask.tolist() == [[True, True, False]] and packed.turn_ids.tolist() == [[0, 0, 0]]
+    assert torch.isnan(packed.logp_rollout).tolist() == [[True, True, False]]
+
+
 def test_components_are_columns_by_name_and_nan_where_absent():
     g = group("a")
     rollout(g, [1], 1.0, components={"b": 0.5})

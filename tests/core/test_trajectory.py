@@ -61,6 +61,15 @@ def test_a_fork_copies_the_prefix_untrained_and_its_sampling_settings():
     assert (new.context, new.temperature, new.tag, new.wave) == ([5], 0.7, "fork:0@3", 1)
 
 
+def test_a_fork_continues_the_prompt_of_its_parent():
+    g = Group("a#0", "a", [1])
+    (base,) = g.start(1)
+    base.prompt, base.segments = [8, 9, 1], [Segment([2, 3])]
+    (new,) = g.fork(base, 1, 1)
+    assert new.prompt == [8, 9, 1] and new.prompt is not base.prompt
+    assert new.forked == (0, 1) and base.forked is None
+
+
 def test_changing_a_fork_leaves_its_parent_alone():
     g = Group("g", "p", [7])
     (base,) = g.start(1)

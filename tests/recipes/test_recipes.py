@@ -170,6 +170,20 @@ def test_verl_takes_the_paper_profile(name, tmp_path, monkeypatch):
     assert config.actor_rollout_ref.rollout.n == paper.group_size and config.trainer.val_before_train is False
 
 
+def test_the_defaults_that_checks_assume_of_verl_are_verls():
+    pytest.importorskip("verl")
+    from types import SimpleNamespace
+
+    from rlx_plugins.hosts.verl.profile import host_profile
+    from rlx_plugins.recipes.fit import _verl
+    from rlx_plugins.recipes.schema import Profile
+
+    config = composed(SimpleNamespace(overrides=[]))
+    theirs = host_profile(config, config.trainer.v1.trainer_mode)
+    ours = _verl(Profile(task="my.tasks:task"))
+    assert (ours.signals, ours.capabilities) == (theirs.signals, theirs.capabilities)
+
+
 def verl_command(name, profile, folder, monkeypatch):
     pytest.importorskip("verl")
     pytest.importorskip("reasoning_gym")

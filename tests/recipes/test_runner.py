@@ -87,3 +87,13 @@ def test_a_host_that_is_not_installed_is_told_with_what_to_install(recipe, monke
     with pytest.raises(rlx.ConfigError, match=r"host trl can't be imported.*pip install 'rlx-plugins\[trl\]'"):
         runner.run(recipe, RunFolder.open(tmp_path))
     assert not (tmp_path / "recipe.json").exists()
+
+
+def test_verl_that_is_not_installed_is_told_before_anything_is_made(recipe, monkeypatch, tmp_path):
+    from rlx_plugins.hosts.verl import run as verl_run
+
+    monkeypatch.setattr(verl_run.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(verl_run, "make_command", None)
+    other = recipe.model_copy(update={"host": "verl"})
+    with pytest.raises(rlx.ConfigError, match=r"host verl is not installed; pip install 'rlx-plugins\[verl\]'"):
+        runner.run(other, RunFolder.open(tmp_path))

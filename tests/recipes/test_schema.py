@@ -175,6 +175,20 @@ def test_signals_of_a_task_of_ones_own_are_taken_on_trust_but_not_the_hosts(reci
         load(recipe(text.replace("advantage: grpo", "ratio: {name: token, denominator: logp_prox}")))
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [("{}", "hint adaprefix reads the column 'solution'.*prompt, answer"), ("{solution: proof}", None)],
+)
+def test_columns_that_plugins_read_must_be_named(recipe, columns, message):
+    text = GOOD.replace("steps: 3", f"task: {{dataset: a.jsonl, columns: {columns}}}")
+    path = recipe(text.replace("advantage: grpo", "hint: adaprefix"))
+    if message is None:
+        load(path)
+        return
+    with pytest.raises(rlx.ConfigError, match=f":6: profile tiny, host trl: {message}"):
+        load(path)
+
+
 # ---- profiles and overrides
 
 

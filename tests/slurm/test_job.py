@@ -31,9 +31,17 @@ def test_a_malformed_array_is_refused_with_the_accepted_forms(text):
         Seeds.parse(text)
 
 
-def test_an_array_whose_range_is_empty_is_refused():
-    with pytest.raises(rlx.ConfigError, match="ends before it starts"):
-        Seeds.parse("seeds=4-0")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeds=4-0", "a range ends before it starts"),
+        ("seeds=7,4-0", "a range ends before it starts"),
+        ("seeds=0-999999999", "1000000000 runs in one job"),
+    ],
+)
+def test_an_array_of_no_runs_or_of_too_many_is_refused(text, message):
+    with pytest.raises(rlx.ConfigError, match=message):
+        Seeds.parse(text)
 
 
 @pytest.mark.parametrize("time", ["30", "30:00", "12:00:00", "2-0", "2-00:30", "2-00:30:15", "UNLIMITED"])

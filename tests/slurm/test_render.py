@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rlx_plugins.slurm.job import make_job
 from rlx_plugins.slurm.render import directive_value, render
 
 EVIL = [
@@ -165,7 +167,7 @@ def test_trl_on_several_nodes_is_launched_once_a_node_and_meets_on_the_first(job
     text = " ".join(arguments)
     for expected in (
         "-m accelerate.commands.launch --machine_rank 0 --multi_gpu --num_machines 2 --num_processes 8",
-        "--main_process_ip 10.0.0.1 --main_process_port 10012",
+        "--main_process_ip 10.0.0.1 --main_process_port 12024",
         "-m rlx_plugins.cli run",
     ):
         assert expected in text
@@ -187,10 +189,11 @@ def test_verl_on_several_nodes_joins_the_cluster_on_the_first(job, tmp_path, rec
     run_script(render(job(**options, python=str(recorder))), tmp_path)
     by_module = {arguments[1]: arguments for arguments in calls(tmp_path) if arguments[0] == "-m"}
     head = by_module["ray.scripts.scripts"]
-    assert head[2:6] == ["start", "--block", "--head", "--port=10012"] and "--num-cpus=16" in head
+    assert head[2:7] == ["start", "--block", "--head", "--port=12024", "--ray-client-server-port=12025"]
+    assert "--num-cpus=16" in head
     training = by_module["rlx_plugins.hosts.verl.cluster"]
-    assert training[2:6] == ["10.0.0.1:10012", "2", "-m", "rlx_plugins.cli"]
-    own = ["trainer.nnodes=2", "trainer.n_gpus_per_node=4", "++ray_kwargs.ray_init.address=10.0.0.1:10012"]
+    assert training[2:6] == ["10.0.0.1:12024", "2", "-m", "rlx_plugins.cli"]
+    own = ["trainer.nnodes=2", "trainer.n_gpus_per_node=4", "++ray_kwargs.ray_init.address=10.0.0.1:12024"]
     assert training[training.index("--") + 1 :] == own
 
 
@@ -245,3 +248,15 @@ def test_set_up_lines_bring_their_own_python(job):
 def test_outside_of_slurm_the_script_says_how_it_is_started(job, tmp_path):
     done = run_script(render(job()), tmp_path, SLURM_JOB_ID="")
     assert done.returncode != 0 and "submit this script with sbatch" in done.stderr
+
+
+def test_the_documentation_shows_the_script_as_it_is_written():
+    root = Path(__file__).parents[2]
+    words = ["save_strategy=steps", "save_steps=40"]
+    options = {"array": "seeds=0-1", "time": "30", "cpus_per_task": 1, "env_setup": ("source .venv/bin/activate",)}
+    project = Path("/home/user/project")
+    made = make_job(root / "recipes" / "quickstart.yaml", words, **options)
+    folder = project / "runs" / "quickstart"
+    there = {"workdir": project, "folder": folder, "recipe_file": folder / "slurm" / "recipe.yaml"}
+    script = render(dataclasses.replace(made, **there))
+    assert f"```bash\n{script}```\n" in (root / "docs" / "slurm.md").read_text()

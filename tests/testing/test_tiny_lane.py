@@ -28,6 +28,7 @@ from rlx_plugins.testing.tiny_model import (
     warm_up,
 )
 from rlx_plugins.testing.tiny_tasks import (
+    COLUMNS,
     TASKS,
     accuracy_reward,
     brevity_reward,
@@ -119,7 +120,7 @@ def test_an_unknown_task_or_split_names_what_is_accepted(arguments, message):
 
 def test_rows_have_the_columns_that_trainers_and_hints_need(rows):
     row = rows[0]
-    assert set(row) == {"prompt", "answer", "entry", "solution", "domain", "prompt_key"}
+    assert set(row) == set(COLUMNS)
     assert row["prompt"][0]["role"] == "user" and row["prompt"][0]["content"].endswith("=")
     assert json.loads(row["entry"])["answer"] == row["answer"]
     assert set(rows["domain"]) == {"3 terms", "4 terms"}

@@ -16,7 +16,7 @@ from ..signals import OPTION, VALUES, add_supplied, per_token, row_column
 from .columns import fit, gather_rows, log_probs, response_mask, token_columns
 from .forward import forward_columns
 from .inputs import PROMPT_KEY
-from .profile import ALWAYS, column_names
+from .profile import ALWAYS, LIKELIEST, TOP_LOGP, column_names
 from .rollouts import Rollouts
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class Needs:
     """What the parts read, so that nothing else is computed.
 
     logp_old, entropy   before the loss, where the parent computes neither by itself
-    logp_rollout, logp_behavior, logp_teacher, logp_prox, confidence   anywhere
+    logp_rollout, logp_behavior, logp_teacher, logp_prox   anywhere
+    likeliest           signals made of the policy's likeliest tokens, anywhere
     values              of a value model: `values`, `value_prior`
     dataset, supplied   columns of the dataset, and fields named in `rollout_signals`, that become columns of the batch
     per_token           those of `supplied` with one entry per response token
@@ -45,7 +46,7 @@ class Needs:
     logp_behavior: bool
     logp_teacher: bool
     logp_prox: bool
-    confidence: bool
+    likeliest: frozenset[str]
     values: frozenset[str]
     dataset: tuple[str, ...]
     supplied: tuple[str, ...]
@@ -65,7 +66,7 @@ class Needs:
             logp_behavior="logp_behavior" in anywhere,
             logp_teacher="logp_teacher" in anywhere,
             logp_prox="logp_prox" in anywhere,
-            confidence="confidence" in anywhere,
+            likeliest=anywhere & LIKELIEST,
             values=anywhere & VALUES,
             dataset=tuple(sorted(columns)),
             supplied=tuple(sorted(supplied)),
@@ -133,6 +134,10 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
     supplied = {name: _logged(made, name) for name in trainer.needs.supplied}
     add_supplied(columns, supplied.items(), made.lengths, _row_name(batch.prompt_key), trainer.needs.per_token)
     columns.setdefault("correct", batch.rewards > SUCCESS)
+    if TOP_LOGP in trainer.needs.likeliest:  # the engine's own only where it sampled as the trainer scores
+        alike = ~batch.helped & (batch.temperature == trainer.temperature)
+        alike = (alike[:, None] & (columns["staleness"] == 0))[..., None]
+        columns[TOP_LOGP] = torch.where(alike, columns[TOP_LOGP], torch.nan)
     if trainer.needs.logp_behavior:
         old, recorded = columns["logp_old"], columns.get("logp_behavior")
         columns["logp_behavior"] = old if recorded is None else torch.where(torch.isnan(recorded), old, recorded)

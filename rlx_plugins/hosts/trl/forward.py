@@ -16,6 +16,9 @@ from .columns import LOG_PROBS, response_mask
 if TYPE_CHECKING:
     from .trainer import RLXTrainer
 
+K = 20
+"""Tokens in `rollout_top_ids` and `rollout_top_logp`; PDM's."""
+
 MULTIMODAL = (
     "pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids"
     " mm_token_type_ids image_position_ids"
@@ -24,8 +27,8 @@ MULTIMODAL = (
 
 
 def forward_columns(trainer: RLXTrainer, out: dict[str, Any]) -> dict[str, Tensor]:
-    """logp_old, entropy, confidence, logp_teacher, logp_prox, values [B,T] and value_prior [B] of this rank's rows,
-    where a part reads them and the parent has not computed them."""
+    """Columns of this rank's rows: logp_old, entropy, logp_teacher, logp_prox, values [B,T], value_prior [B] and those
+    of `likeliest`, where a part reads them and the parent has not computed them."""
     needs, columns = trainer.needs, dict[str, Tensor]()
     if trainer.teacher is not None and needs.logp_teacher:
         columns["logp_teacher"] = trainer.teacher.logp(out)
@@ -34,8 +37,9 @@ def forward_columns(trainer: RLXTrainer, out: dict[str, Any]) -> dict[str, Tenso
     if trainer.value_model is not None and needs.values:
         values = value_columns(trainer.value_model, *tokens(out, trainer.response_lengths), response_mask(out))
         columns |= {name: values[name] for name in needs.values}
-    if needs.confidence:
-        columns["confidence"] = confidence(trainer, out)
+    if needs.likeliest:
+        made = likeliest(trainer, out)
+        columns |= {name: made[name] for name in needs.likeliest}
     missing_old = needs.logp_old and LOG_PROBS["logp_old"] not in out
     if not missing_old and not needs.entropy:
         return columns
@@ -63,8 +67,10 @@ def tokens(out: Mapping[str, Tensor], lengths: Sequence[int]) -> tuple[list[list
 
 
 @torch.no_grad()
-def confidence(trainer: RLXTrainer, out: Mapping[str, Tensor]) -> Tensor:
-    """[B,T] float32: the probability of the policy's five likeliest tokens together, at its sampling temperature."""
+def likeliest(trainer: RLXTrainer, out: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`rollout_top_ids` and `rollout_top_logp` [B,T,K], the policy's K likeliest tokens at its sampling temperature and
+    their log-probabilities, the engine's where it samples with the trainer's own weights; `confidence` [B,T], the
+    probability of the first five together."""
     ids = torch.cat([out["prompt_ids"], out["completion_ids"]], 1)
     mask = torch.cat([out["prompt_mask"], out["completion_mask"]], 1)
     n, size = out["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
@@ -74,5 +80,6 @@ def confidence(trainer: RLXTrainer, out: Mapping[str, Tensor]) -> Tensor:
             with trainer.accelerator.autocast():
                 output = trainer.model(input_ids=ids[rows], attention_mask=mask[rows], logits_to_keep=n + 1)
             logits = output.logits[:, -n - 1 : -1].float() / trainer.temperature
-            found.append(logits.softmax(-1).topk(min(TOP, logits.shape[-1])).values.sum(-1))
-    return torch.cat(found)
+            found.append(logits.log_softmax(-1).topk(min(K, logits.shape[-1])))
+    logp, tokens = (torch.cat(parts) for parts in zip(*found))
+    return {"rollout_top_logp": logp, "rollout_top_ids": tokens, "confidence": logp[..., :TOP].exp().sum(-1)}

@@ -18,6 +18,11 @@ logp_rollout is vLLM's or the `rollout_func`'s; transformers' generate reports n
 weights and arithmetic: there the trainer's log-probs stand for it (corrections, which would be 1, are refused).
 confidence, the probability of the policy's five likeliest tokens, takes a forward pass where a part reads it."""
 
+TOP_LOGP = "rollout_top_logp"
+LIKELIEST = frozenset({"confidence", "rollout_top_ids", TOP_LOGP})
+"""Signals made of the policy's likeliest tokens; the last two are the engine's, which are the policy's own where
+transformers samples."""
+
 UPDATE = frozenset({"logits", "cut_rows"})
 PROGRAM = frozenset(
     "rounds pause continue context row_temperature forward:logp forward:entropy forward:hidden"
@@ -64,6 +69,8 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
         "choose_prompts": NEEDS_ROWS_BY_INDEX,
         "domain": "add a column of that name to the dataset",
     }
+    if not (own_rollouts or args.use_vllm):
+        signals |= LIKELIEST
     if args.beta != 0.0:
         signals.add("logp_ref")
     if getattr(args, "prox_decay", None) is not None:

@@ -116,8 +116,9 @@ class RLXTrainer(GRPOTrainer):
             raise ConfigError("rollout-side plug-ins work on text only; this model's processor is multimodal")
         self._needs_logits = bool(parts.with_hook("from_logits"))
         self.needs = Needs.of(parts, self.train_dataset, self.args.rollout_signals or ())
-        if self.needs.confidence and self._is_vlm:
-            raise ConfigError("confidence is computed on text only; this model's processor is multimodal")
+        if self.needs.likeliest and self._is_vlm:
+            made = ", ".join(sorted(self.needs.likeliest))
+            raise ConfigError(f"{made}: made on text only; this model's processor is multimodal")
         self._token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))
         self._counts, self._micro_terms = count_columns(parts), micro_terms(parts)
         self.component_names = unique_names(self.reward_func_names)

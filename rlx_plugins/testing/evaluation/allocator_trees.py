@@ -24,11 +24,6 @@ from .building import tensor
 Result = dict[str, Any]
 
 
-def _origin(rollout: Rollout) -> int | None:
-    """The slot a rollout was forked from."""
-    return int(rollout.tag.partition(":")[2].partition("@")[0]) if rollout.tag.startswith("fork:") else None
-
-
 def arpo(h_init, h_rounds, M=16, Z=1, alpha=0.5, beta=0.2, tau=0.5, stochastic=False, uniforms=None, **given) -> Result:
     start = tensor(h_init).tolist()
     rounds = [tensor(row).tolist() for row in h_rounds]
@@ -40,7 +35,7 @@ def arpo(h_init, h_rounds, M=16, Z=1, alpha=0.5, beta=0.2, tau=0.5, stochastic=F
         """The allocator with entropies, and the stream of its draws, given; a fork has those of its parent."""
 
         def measure(self, search: Search, r: Rollout, entropy: Sequence[float]) -> None:
-            parent = _origin(r)
+            parent = r.forked[0] if r.forked else None
             row = rows.setdefault(r.slot, r.slot if r.slot < len(rounds) or parent is None else rows[parent])
             search.start.setdefault(r.slot, start[row] if row < len(start) else 0.0)
             steps = rounds[row] if row < len(rounds) else []
@@ -63,7 +58,7 @@ def arpo(h_init, h_rounds, M=16, Z=1, alpha=0.5, beta=0.2, tau=0.5, stochastic=F
     step = run_step(part, 1, lambda r: 0.0, length=longest, max_tokens=longest + 1, forward=_no_entropies)
     (group,) = step.groups
     assert group.extras[SEARCH].over
-    branches = [[_origin(r), r.slot, int(r.tag.partition("@")[2]) - 1] for r in group.rollouts if r.tag]
+    branches = [[r.forked[0], r.slot, r.forked[1] - 1] for r in group.rollouts if r.forked]
     return {
         "branches": branches,
         "n_fresh": len(group.rollouts) - len(start) - len(branches),
@@ -129,9 +124,9 @@ def elpo(
 
     def reward(r: Rollout) -> float:
         """A root's own, or the next outcome of the step it was continued from."""
-        if not r.tag:
+        if not r.forked:
             return rewards[r.slot] if r.slot < len(rewards) else 0.0
-        step = (_origin(r), int(r.tag.partition("@")[2]))
+        step = r.forked
         used[step] = used.get(step, 0) + 1
         outcomes = branch_outcomes[step[0]][step[1]]
         return float(outcomes[used[step] - 1]) if used[step] <= len(outcomes) else 0.0
@@ -148,18 +143,13 @@ def elpo(
     longest = 1 + max(map(len, after), default=0)
     step = run_step(part, 1, reward, length=longest, max_tokens=longest + 1, forward=_no_entropies)
     (group,) = step.groups
-    waves: dict[int, list[Rollout]] = {}
+    waves: dict[tuple[int, int], list[Rollout]] = {}
     for r in group.rollouts:
-        if r.tag:
-            waves.setdefault(r.wave, []).append(r)
+        if r.forked:
+            waves.setdefault(r.forked, []).append(r)
     branches = [
-        [
-            _origin(rows[0]),
-            int(rows[0].tag.partition("@")[2]),
-            len(rows),
-            any(r.reward >= part.success_reward for r in rows),
-        ]
-        for rows in waves.values()
+        [*step, len(rows), any(r.reward is not None and r.reward >= part.success_reward for r in rows)]
+        for step, rows in waves.items()
     ]
     return {
         "branches": branches,

@@ -23,6 +23,7 @@ CHOICES = {
     "allocator": ({"allocator": "vigor"}, {}),
     "allocator in rounds": ({"allocator": "pilot_commit"}, {}),
     "hint as a prefix": ({"hint": "adaprefix"}, {}),
+    "hint that is trained": ({"method": "adhint", "hint": {"name": "adaprefix", "imitate": True}}, {}),
     "hint as context": ({"method": "guide", "hint": {"name": "guide", "success_threshold": 5.0}}, {}),
     "pruner that ends generation": ({"pruner": "april"}, {"generation_chunk": 3}),
     "pruner that looks": ({"pruner": {"name": "arrol", "length": 4}}, {}),

@@ -153,7 +153,7 @@ def test_rollouts_are_forked_where_the_policy_has_become_less_certain(model, tmp
     for i, r in enumerate(batch.rollout):
         if not r.tag:
             continue
-        slot, at = map(int, r.tag.removeprefix("fork:").split("@"))
+        slot, at = r.forked
         parent = rows[r.group, slot]
         assert r.tokens[:at] == parent.tokens[:at] and r.tokens[at - 1] in own["boundary_tokens"]
         assert not batch.response_mask[i, :at].any() and batch.response_mask[i, at:].any()
@@ -181,7 +181,7 @@ def test_partners_with_a_summary_continue_the_roots_of_their_group(model, tmp_pa
     made = [i for i in range(12) if batch.hint_mask[i].any()]
     assert made and all(batch.is_artificial_branch[i] == 1 for i in made)
     for i in made:
-        slot, at = map(int, batch.rollout[i].tag.removeprefix("fork:").split("@"))
+        slot, at = batch.rollout[i].forked
         (root,) = [r for r in batch.rollout if (r.group, r.slot) == (batch.rollout[i].group, slot)]
         assert batch.rollout[i].tokens[: at + 2] == [*root.tokens[:at], 20, 21]
         assert not batch.response_mask[i, : at + 2].any() and batch.response_mask[i, at + 2]
@@ -382,3 +382,20 @@ def test_the_weights_do_not_move_when_every_advantage_is_zero(model, tmp_path, r
     t = run(model, tmp_path / "a", plugins={"hint": "test_idle"}, max_steps=2, **settings)
     still = run(model, tmp_path / "b", plugins={"hint": "test_idle"}, max_steps=1, learning_rate=0.0, **settings)
     assert all(torch.equal(w, weights(still)[name]) for name, w in weights(t).items())
+
+
+def test_a_phase_that_trains_on_stored_rollouts_generates_nothing(model, tmp_path, monkeypatch):
+    from rlx_plugins.hosts.trl import RLXTrainer
+
+    calls = []
+    generate = RLXTrainer._generate_single_turn
+    monkeypatch.setattr(
+        RLXTrainer, "_generate_single_turn", lambda t, *a: (calls.append(t.state.global_step), generate(t, *a))[1]
+    )
+    method = {"name": "cadence", "marker": [30], "phase": 0.5, "min_samples": 1, "min_consistency": 0}
+    settings = {"reward_funcs": lambda completions, **columns: [1.0] * len(completions), "max_completion_length": 40}
+    t = run(model, tmp_path, plugins={"method": method, "reward": None}, num_generations=8, max_steps=4, **settings)
+    stored = t.parts.one("replay").buffer
+    assert stored and set(calls) == {0, 1}
+    rows = sum(len(g["rollouts"]) for g in stored[:1])
+    assert [entry["rlx/rows"] for entry in logs(t)] == [8, 8, rows, rows]

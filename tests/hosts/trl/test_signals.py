@@ -72,6 +72,29 @@ def test_fields_of_a_rollout_func_are_signals_when_they_are_declared(model, tmp_
     assert batch.turn_ids.tolist() == [[0, 1, -1, -1, 2, 3]] * 8
 
 
+def test_the_engines_likeliest_tokens_are_the_policys_where_transformers_samples(model, tmp_path, reading):
+    seen = reading("rollout_top_ids", "rollout_top_logp", "logp_rollout", "confidence")
+    run(model, tmp_path, plugins={"advantage": "test_reading", "clip": "pdm"}, max_steps=1, temperature=0.7)
+    (batch,) = seen
+    mask, top = batch.response_mask, batch.rollout_top_logp
+    assert top.shape == (*mask.shape, 20) and (top.diff(dim=-1) <= 0).all()
+    listed = (batch.rollout_top_ids == batch.response_ids[..., None]) & mask[..., None]
+    found = listed.nonzero(as_tuple=True)
+    assert len(found[0]) > 0
+    torch.testing.assert_close(top[found], batch.logp_rollout[found[:2]], atol=1e-5, rtol=0)
+    torch.testing.assert_close(batch.confidence, top[..., :5].exp().sum(-1))
+    with pytest.raises(rlx.ConfigError, match="'rollout_top_ids'.*named in rollout_signals"):
+        trainer(model, tmp_path, plugins={"clip": "pdm"}, rollout_func=rollouts())
+
+
+def test_the_likeliest_tokens_are_unknown_for_hinted_rows(model, tmp_path, reading):
+    seen = reading("rollout_top_ids", "rollout_top_logp")
+    plugins = {"advantage": "test_reading", "clip": "pdm", "hint": "adaprefix"}
+    run(model, tmp_path, plugins=plugins, train_dataset=dataset(solution=["12345"] * 24), max_steps=1)
+    (batch,) = seen
+    assert batch.helped.all() and torch.isnan(batch.rollout_top_logp).all()
+
+
 def test_without_a_users_word_turns_follow_the_mask_and_confidence_is_computed(model, tmp_path, reading):
     seen = reading("confidence", "turn_ids")
     t = trainer(

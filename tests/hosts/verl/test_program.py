@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -129,6 +130,27 @@ def test_columns_of_the_dataset_reach_parts_and_batch(source, registered):
     old = torch.nested.as_nested_tensor([torch.zeros(len(r)) for r in made.batch.rollout], layout=torch.jagged)
     table, _ = made.table({"old_log_probs": old}, meta.keys)
     assert sorted(set(table.domain.tolist())) == [0.0, 1.0, 2.0]
+
+
+def test_imitated_hint_tokens_are_trained(source, registered):
+    @registered("hint", "test_prefix")
+    class Prefix(rlx.Hint):
+        def prepare(self, new, groups, ctx):
+            for r in new:
+                r.segments = [rlx.Segment([5, 6], "hint", imitated=r.slot == 1)]
+
+    made, _, puts = source(hint="test_prefix", selector="adhint")
+    meta, _ = made.sample(global_steps=1, partition_id="train", batch_size=1)
+    masks = [row.tolist() for row in puts[0]["fields"]["response_mask"].unbind()]
+    assert masks == [[0, 0] + [1] * (len(masks[0]) - 2), [1] * len(masks[1])]
+    zeros = torch.nested.as_nested_tensor([torch.zeros(len(m)) for m in masks], layout=torch.jagged)
+    table, _ = made.table({"old_log_probs": zeros, "entropy": zeros + 1}, meta.keys)
+    prepared = rlx.prepare(made.parts, table.with_columns(entropy=torch.where(table.hint_mask, 2.0, 1.0))).batch
+    up = prepared.advantages[1, 0] > 0
+    assert prepared.loss_weight[1, :2].tolist() == pytest.approx([math.exp(-1)] * 2 if up else [0, 0], abs=1e-6)
+    assert (prepared.loss_weight[0, :2] == 0).all() and (
+        prepared.loss_weight[1, 2:][table.response_mask[1, 2:]] == 1
+    ).all()
 
 
 def test_what_the_reward_function_says_of_a_row_is_a_signal(source, registered):
