@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,19 +105,24 @@ def in_place_of(made: Tensor, given: Tensor) -> Tensor:
     return torch.nan_to_num(given.to(made.device, torch.float64), nan=unknown).to(made.dtype)
 
 
+def row_name(keys: Sequence[str], i: int) -> str:
+    """A row of a batch with these prompt keys, for an error message."""
+    return f"row {i} (prompt {keys[i]!r})"
+
+
 def add_supplied(
     columns: dict[str, Any],
-    fields: Iterable[tuple[str, Sequence[Any]]],
+    fields: Mapping[str, Sequence[Any]],
     lengths: Sequence[int],
-    where: Callable[[int], str],
     token_signals: frozenset[str],
 ) -> None:
-    """Put a user's fields (name, one value per row) into the table `columns`, in the place of the host's own.
+    """Put a user's fields (one value per row) into the table `columns`, in the place of the host's own.
 
-    Signals per token become tensors; others a tensor [B] where they are numbers, else a list.
+    Signals per token become tensors; others a tensor [B] where they are numbers, else a list. lengths: response tokens.
     """
+    where = functools.partial(row_name, columns["prompt_key"])
     mask: Tensor = columns["response_mask"]
-    for name, values in fields:
+    for name, values in fields.items():
         if name not in token_signals:
             columns[name] = row_column(values, mask.device)
             continue

@@ -63,13 +63,18 @@ def test_a_list_of_another_length_names_field_and_row(rows, message):
 
 def table():
     mask = torch.tensor([[True, False, True], [True, False, False]])
-    return {"response_mask": mask, "turn_ids": torch.where(mask, 0, -1), "hint_mask": torch.zeros_like(mask)}
+    return {
+        "prompt_key": ["a", "b"],
+        "response_mask": mask,
+        "turn_ids": torch.where(mask, 0, -1),
+        "hint_mask": torch.zeros_like(mask),
+    }
 
 
 def test_a_users_turns_take_the_place_of_the_hosts_inside_the_mask():
     columns = table()
     fields = {"turn_ids": [[0, 5, 1], [2]], "hint_mask": [[1, 0, None], [0]]}
-    signals.add_supplied(columns, fields.items(), LENGTHS, row, signals.TOKEN_SIGNALS)
+    signals.add_supplied(columns, fields, LENGTHS, signals.TOKEN_SIGNALS)
     assert columns["turn_ids"].tolist() == [[0, -1, 1], [2, -1, -1]] and columns["turn_ids"].dtype == torch.int64
     assert columns["hint_mask"].tolist() == [[True, False, False], [False] * 3]
 
@@ -77,7 +82,7 @@ def test_a_users_turns_take_the_place_of_the_hosts_inside_the_mask():
 def test_other_fields_are_numbers_by_row_or_lists_of_any_length():
     columns = table()
     fields = {"critical_turn": [1, None], "info_gain": [[0.1, 0.2], []], "answer": ["4", None]}
-    signals.add_supplied(columns, fields.items(), LENGTHS, row, signals.TOKEN_SIGNALS)
+    signals.add_supplied(columns, fields, LENGTHS, signals.TOKEN_SIGNALS)
     assert columns["critical_turn"][0] == 1 and math.isnan(columns["critical_turn"][1])
     assert columns["info_gain"] == [[0.1, 0.2], []] and columns["answer"] == ["4", None]
 

@@ -158,7 +158,7 @@ def test_verl_takes_the_tiny_profile(name, tmp_path, monkeypatch):
     assert {kind for kind, value in named.items() if value is not None} <= {kind for kind in KINDS if parts[kind]}
 
 
-@pytest.mark.parametrize("name", ["bapo", "adaprefix", "sao", "sd_grpo"])
+@pytest.mark.parametrize("name", ["bapo", "adaprefix", "sao", "hbpo"])
 def test_verl_takes_the_paper_profile(name, tmp_path, monkeypatch):
     from rlx_plugins.hosts.verl import run as verl_run
 

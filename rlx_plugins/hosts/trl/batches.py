@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from ...core.batch import RolloutBatch
 from ...core.config import Parts
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
-from ..signals import OPTION, VALUES, add_supplied, per_token, row_column
+from ..signals import OPTION, VALUES, add_supplied, per_token, row_column, row_name
 from .columns import fit, gather_rows, log_probs, response_mask, token_columns
 from .forward import forward_columns
 from .inputs import PROMPT_KEY
@@ -112,7 +112,7 @@ def generated_batch(
     given = gather_rows(trainer.accelerator, {**given, _LENGTHS: trainer.response_lengths})
     lengths = given.pop(_LENGTHS)
     columns |= {name: row_column(given.pop(name), device) for name in needs.dataset}
-    add_supplied(columns, given.items(), lengths, _row_name(keys), needs.per_token)
+    add_supplied(columns, given, lengths, needs.per_token)
     return RolloutBatch(columns, step=step, total_steps=trainer.state.max_steps, seed=trainer.args.seed)
 
 
@@ -132,7 +132,7 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
         values = [trainer.dataset_row(key)[name] for key in batch.prompt_key]
         columns[name] = row_column(values, trainer.accelerator.device)
     supplied = {name: _logged(made, name) for name in trainer.needs.supplied}
-    add_supplied(columns, supplied.items(), made.lengths, _row_name(batch.prompt_key), trainer.needs.per_token)
+    add_supplied(columns, supplied, made.lengths, trainer.needs.per_token)
     columns.setdefault("correct", batch.rewards > SUCCESS)
     if TOP_LOGP in trainer.needs.likeliest:  # the engine's own only where it sampled as the trainer scores
         alike = ~batch.helped & (batch.temperature == trainer.temperature)
@@ -145,10 +145,6 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
 
 
 _LENGTHS = "response lengths"
-
-
-def _row_name(keys: Sequence[str]) -> Callable[[int], str]:
-    return lambda i: f"row {i} (prompt {keys[i]!r})"
 
 
 def _reported(trainer: RLXTrainer, inputs: Sequence[dict[str, Any]], name: str) -> list[Any]:
@@ -173,9 +169,9 @@ def check_fields(inputs: Sequence[dict[str, Any]], names: Iterable[str], *, all_
 
 def _logged(made: Rollouts, name: str) -> list[Any]:
     """Values that a reward function reported with `log_extra` for the program's rows."""
-    for i, (row, key) in enumerate(zip(made.logged, made.batch.prompt_key)):
+    for i, row in enumerate(made.logged):
         if name not in row:
-            raise DataError(_missing(name, f"row {i} (prompt {key!r})"))
+            raise DataError(_missing(name, row_name(made.batch.prompt_key, i)))
     return [row[name] for row in made.logged]
 
 

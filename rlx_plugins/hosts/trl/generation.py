@@ -184,7 +184,9 @@ class LockStep:
             r.components = dict(zip(self.trainer.component_names, row))
             known = [w * x for w, x in zip(weights, row) if x == x]
             r.reward = sum(known) if known else None
-            self.logged[r.group, r.slot] = {name: values[i] for name, values in logged.items()}
+            told = {name: values[i] for name, values in logged.items()}
+            self.logged[r.group, r.slot] = told
+            r.extras |= {name: told[name] for name in self.trainer.needs.supplied if name in told}  # replays keep them
 
     def _forward(self, operation: Forward) -> list[Any]:
         if not operation.rollouts:

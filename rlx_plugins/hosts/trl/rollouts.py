@@ -15,7 +15,7 @@ from ...core.batch import RolloutBatch, pack
 from ...core.config import Parts
 from ...core.context import Context
 from ...core.rollout import rollout_program
-from ...core.trajectory import Group
+from ...core.trajectory import Group, Rollout
 from .generation import LockStep
 from .inputs import PROMPT_KEY
 
@@ -107,6 +107,10 @@ def run_program(trainer: RLXTrainer, parts: Parts, inputs: list[dict[str, Any]])
     packed: list[RolloutBatch] = []
     shared = "rollout" in parts.requires
 
+    def logged(r: Rollout) -> dict[str, Any]:
+        kept = {name: r.extras[name] for name in trainer.needs.supplied if name in r.extras}
+        return engine.logged.get((r.group, r.slot), kept)
+
     def finish(groups: list[Group]) -> dict[str, Any]:
         batch = pack(groups, version=ctx.version, step=ctx.step, total_steps=ctx.total_steps, seed=ctx.seed)
         packed.append(batch)
@@ -115,7 +119,7 @@ def run_program(trainer: RLXTrainer, parts: Parts, inputs: list[dict[str, Any]])
         return {
             "columns": {name: column for name, column in batch.items() if name != "rollout" or shared},
             "components": torch.tensor(components, dtype=torch.float32).reshape(batch.size, len(names)),
-            "logged": [engine.logged.get((r.group, r.slot), {}) for r in batch.rollout],
+            "logged": [logged(r) for r in batch.rollout],
             "lengths": [len(r) for r in batch.rollout],
             "teacher_contexts": [r.teacher_context for r in batch.rollout],
             "metrics": dict(ctx.metrics),

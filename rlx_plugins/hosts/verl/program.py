@@ -23,7 +23,7 @@ from ...core.context import Context
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
 from ...core.rollout import drive, rollout_program
-from ..signals import PRIOR, add_supplied, per_token, row_column
+from ..signals import PRIOR, add_supplied, per_token, row_column, row_name
 from ..value_model import Priors
 from .columns import log_probs, logp_behavior
 from .generation import Engine, Requests, policy_forward
@@ -83,15 +83,14 @@ class RolloutSource:
                 made[name] = row_column(values)
         columns = {**batch, **made}
         fields = {name: self._supplied(batch, name) for name in sorted(self.supplied)}
-        tokens = [len(r) for r in batch.rollout]
-        add_supplied(columns, fields.items(), tokens, lambda i: _row_name(batch, i), per_token(self.parts))
+        add_supplied(columns, fields, [len(r) for r in batch.rollout], per_token(self.parts))
         return batch.with_columns(**columns), place
 
     def _supplied(self, batch: RolloutBatch, name: str) -> list[Any]:
         """A field of the reward function's dictionary, for every row."""
         for i, r in enumerate(batch.rollout):
             if name not in r.extras:
-                raise DataError(missing_field(name, _row_name(batch, i), [*r.components, *r.extras]))
+                raise DataError(missing_field(name, row_name(batch.prompt_key, i), [*r.components, *r.extras]))
         return [r.extras[name] for r in batch.rollout]
 
     def columns(self, key: str) -> dict[str, Any]:
@@ -202,10 +201,6 @@ class RolloutSource:
                 }
             )
         return keys, list_of_dict_to_tensordict(fields), tags
-
-
-def _row_name(batch: RolloutBatch, i: int) -> str:
-    return f"row {i} (prompt {batch.prompt_key[i]!r})"
 
 
 class Prompts(Mapping[str, list[int]]):

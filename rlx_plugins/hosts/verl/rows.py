@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core.batch import RolloutBatch
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
-from ..signals import OPTION, add_supplied, row_column
+from ..signals import OPTION, add_supplied, row_column, row_name
 from .columns import as_list, lengths, logp_behavior, padded, reward_components, token_columns
 
 PROMPT_KEY = "prompt_key"
@@ -117,7 +117,7 @@ def signal_table(
     columns["logp_behavior"] = logp_behavior(columns)
     fields = {name: _supplied(extra, names, name) for name in sorted(wanted & set(supplied))}
     tokens = lengths(data["responses"])[place].tolist()
-    add_supplied(columns, fields.items(), tokens, _row_name(names), token_signals)
+    add_supplied(columns, fields, tokens, token_signals)
     columns |= dataset_columns(data, place, wanted - set(columns))
     return RolloutBatch(columns, step=step.number, total_steps=step.total, seed=step.seed), place
 
@@ -142,7 +142,7 @@ def _supplied(extra: Sequence[Mapping[str, Any]], keys: Sequence[str], name: str
     for i, row in enumerate(extra):
         told = {**(row.get("reward_extra_info") or {}), **row}
         if name not in told:
-            raise DataError(missing_field(name, _row_name(keys)(i), told))
+            raise DataError(missing_field(name, row_name(keys, i), told))
         out.append(told[name])
     return out
 
@@ -154,10 +154,6 @@ def missing_field(name: str, where: str, there: Iterable[str]) -> str:
         f"rlx.{OPTION} names {name!r}, but {where} has no such field (it has {has}): return it in the agent loop's"
         " extra_fields or in the reward function's dictionary, None where it is unknown"
     )
-
-
-def _row_name(keys: Sequence[str]) -> Callable[[int], str]:
-    return lambda i: f"row {i} (prompt {keys[i]!r})"
 
 
 def _prompt_keys(data: TensorDict, place: Tensor) -> list[str]:
