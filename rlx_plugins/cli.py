@@ -33,19 +33,26 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Plug-ins for RL post-training."
 )
 out, err = Console(), Console(stderr=True)
+PIPED_WIDTH = 600
+"""Columns of a table that goes into a file or a pipe: no line is cut."""
 
 
 @app.command("list")
 def list_plugins(kind: Annotated[str | None, typer.Argument(help="one kind only")] = None) -> None:
-    """List the plug-ins: kind, name, what it does, what it needs."""
+    """List the plug-ins: kind, name, hosts that can run it, what it needs, what it does (whole where piped)."""
     if kind is not None and kind not in KINDS:
         fail(f"unknown kind {kind!r}{close_matches(kind, KINDS)} (kinds: {', '.join(KINDS)})")
-    table = Table("kind", "name", "what it does", "needs", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("kind", "name"):
+        table.add_column(column, no_wrap=True)
+    for column in ("hosts", "needs"):
+        table.add_column(column, max_width=30 if out.is_terminal else None)
+    table.add_column("what it does", no_wrap=True, overflow="ellipsis")
     for k in [kind] if kind else KINDS:
         for name in names(k):
             cls = find(k, name)
-            table.add_row(k, name, first_sentence(cls), ", ".join(needs(cls)))
-    out.print(table)
+            table.add_row(k, name, ", ".join(hosts_of(cls)), ", ".join(needs(cls)), first_sentence(cls))
+    (out if out.is_terminal else Console(width=PIPED_WIDTH)).print(table)
     for source, error in entry_point_failures().items():
         err.print(f"entry point {source} could not be loaded: {error}", markup=False)
 

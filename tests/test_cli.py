@@ -25,7 +25,7 @@ def run(monkeypatch, capsys, *words):
 def test_list_shows_every_plugin_of_a_kind_with_what_it_needs(monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, "list", "ratio")
     assert code == 0
-    assert "token" in out and "logp_old" in out
+    assert "token" in out and "logp_old" in out and "trl, verl, table" in out
 
 
 def test_list_of_an_unknown_kind_names_the_close_match(monkeypatch, capsys):
