@@ -168,11 +168,14 @@ def check_fields(inputs: Sequence[dict[str, Any]], names: Iterable[str], *, all_
 
 
 def _logged(made: Rollouts, name: str) -> list[Any]:
-    """Values that a reward function reported with `log_extra` for the program's rows."""
+    """Values that a reward function reported with `log_extra` for the program's rows.
+
+    None for a row that a part made by itself, which no reward function has seen.
+    """
     for i, row in enumerate(made.logged):
-        if name not in row:
+        if row is not None and name not in row:
             raise DataError(_missing(name, row_name(made.batch.prompt_key, i)))
-    return [row[name] for row in made.logged]
+    return [None if row is None else row[name] for row in made.logged]
 
 
 def _missing(name: str, where: str) -> str:

@@ -56,7 +56,7 @@ class Rollouts:
     lengths     response tokens of each row, hints and tool output included
     teacher_contexts  what only a teacher sees after the prompt, per row
     components  [N,K] raw rewards in the order of TRL's reward functions
-    logged      per row, what reward functions reported with log_extra
+    logged      per row, what reward functions reported with log_extra; None: none of them has seen it
     metrics     what parts reported with ctx.log
     """
 
@@ -65,7 +65,7 @@ class Rollouts:
     lengths: list[int]
     teacher_contexts: list[list[int]]
     components: Tensor
-    logged: list[dict[str, Any]]
+    logged: list[dict[str, Any] | None]
     metrics: dict[str, float]
 
     def mine(self, rank: int) -> range:
@@ -107,9 +107,9 @@ def run_program(trainer: RLXTrainer, parts: Parts, inputs: list[dict[str, Any]])
     packed: list[RolloutBatch] = []
     shared = "rollout" in parts.requires
 
-    def logged(r: Rollout) -> dict[str, Any]:
+    def logged(r: Rollout) -> dict[str, Any] | None:
         kept = {name: r.extras[name] for name in trainer.needs.supplied if name in r.extras}
-        return engine.logged.get((r.group, r.slot), kept)
+        return engine.logged.get((r.group, r.slot), kept or None)
 
     def finish(groups: list[Group]) -> dict[str, Any]:
         batch = pack(groups, version=ctx.version, step=ctx.step, total_steps=ctx.total_steps, seed=ctx.seed)

@@ -271,8 +271,9 @@ class RLXTrainer(GRPOTrainer):
 
     def _extra_logs(self, made: Rollouts) -> dict[str, list[Any]]:
         rows = made.mine(self.accelerator.process_index)
-        names = sorted({name for row in made.logged for name in row})
-        return {n: [made.logged[i].get(n) if i < len(made.logged) else None for i in rows] for n in names}
+        logged = [row or {} for row in made.logged]
+        names = sorted({name for row in logged for name in row})
+        return {n: [logged[i].get(n) if i < len(logged) else None for i in rows] for n in names}
 
     def _log_prepared(self, batch: RolloutBatch, metrics: Mapping[str, float], total: int) -> None:
         metrics = {**metrics, **(self._context.metrics if self._context is not None else {})}

@@ -72,8 +72,9 @@ def combination(seed, folder, dataset):
         plugins = {}
         for kind in draw.sample(DRAWN, draw.randint(2, 4)):
             name = draw.choice(sorted(builtin_names(kind)))
-            beside = {} if "phrase" in json.dumps(SETTINGS.get((kind, name), {})) else SETTINGS.get((kind, name), {})
-            plugins = {kind: name, **beside, **plugins}
+            beside = SETTINGS.get((kind, name), {})
+            tabular = any(word in json.dumps(beside) for word in ("phrase", "column"))  # tokens of the table host
+            plugins = {kind: name, **({} if tabular else beside), **plugins}
         try:
             args = arguments(folder, plugins)
             parts = build(plugins, host_profile(args, dataset=dataset))
