@@ -80,11 +80,19 @@ def run_script(script, folder, **environment):
 
 @pytest.fixture
 def recorder(tmp_path):
-    """An interpreter that writes down its arguments, one list a line, into `calls`."""
+    """An interpreter that writes down its arguments, one list a line, into `calls`.
+
+    As a Ray node it stays until it is killed, as verl's driver until a Ray node has been written down.
+    """
     path = tmp_path / "my python"
     path.write_text(
-        f"#!{sys.executable}\nimport json, sys\n"
-        f"open({str(tmp_path / 'calls')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        f"#!{sys.executable}\nimport json, sys, time\n"
+        f"calls = {str(tmp_path / 'calls')!r}\n"
+        "with open(calls, 'a') as f: f.write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        "node, driver = (name in sys.argv for name in ('ray.scripts.scripts', 'rlx_plugins.hosts.verl.cluster'))\n"
+        "for _ in range(400):\n"
+        "    if not node and not (driver and 'ray.scripts' not in open(calls).read()): break\n"
+        "    time.sleep(0.05)\n"
     )
     path.chmod(0o755)
     return path
