@@ -82,6 +82,13 @@ class MeasuredTrainer(RLXTrainer):
         self.measured["prompts"] = prompts_hash(self._prompts(out))
         return out
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As the parent's, which checks for the end after a step: a run resumed at its end would make one too many."""
+        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
     def _plain_batch(self, inputs: list[dict[str, Any]], out: dict[str, Any]) -> RolloutBatch:
         """The rows of a run without plug-ins, all ranks', in the vocabulary of the signal table."""
         columns: dict[str, Any] = token_columns(out, self.eos_token_ids)
@@ -131,6 +138,9 @@ class TokenBudget(TrainerCallback):
 
     def __init__(self, trainer: MeasuredTrainer, *, generated: int | None = None, update: int | None = None):
         self.trainer, self.generated, self.update = trainer, generated, update
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         updates = args.steps_per_generation * args.num_iterations // args.gradient_accumulation_steps

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 from trl.models.utils import unwrap_model_for_generation
 
 from ...core.errors import ConfigError, close_matches
@@ -62,8 +61,7 @@ def train(
     )
     checkpoint = None
     if resume and folder.checkpoints.is_dir():
-        newest = latest if recipe.plugins else get_last_checkpoint
-        checkpoint = newest(str(folder.checkpoints))
+        checkpoint = latest(str(folder.checkpoints), parts=bool(recipe.plugins))
     seconds = 0.0
     if checkpoint is not None:
         trainer.spent, seconds = spent_before(folder, step=int(checkpoint.rsplit("-", 1)[1]))

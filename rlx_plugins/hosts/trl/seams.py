@@ -54,7 +54,8 @@ MENTIONS: dict[str, str] = {
     ' inputs["advantages"] advantages.dim()',
     "trl.GRPOTrainer._prepare_inputs": "self._generate_and_score_completions( shuffle_sequence_dict("
     " split_tensor_dict( self._step%generate_every self._buffered_inputs[self._step%self.args.steps_per_generation]",
-    "transformers.Trainer._inner_training_loop": "self._init_training_state( self._prepare_for_training(",
+    "transformers.Trainer._inner_training_loop": "self._init_training_state( self._prepare_for_training("
+    " self._run_epoch( self.control.should_training_stop:break",
     "transformers.Trainer._run_epoch": "self.current_gradient_accumulation_steps=len(batch_samples)"
     " _set_sync_gradients(do_sync_step) self.callback_handler.on_step_end( self._maybe_log_save_evaluate(",
 }

@@ -115,6 +115,28 @@ def test_a_token_budget_ends_the_run_after_the_batch_that_reaches_it(model, tmp_
     assert t.spent.generated >= 100 > t.spent.generated - sum(t.lengths[-8:])
 
 
+@pytest.mark.parametrize("plugins", [None, PLUGINS], ids=["plain", "plugins"])
+def test_a_run_resumed_at_its_end_makes_no_step(model, tmp_path, plugins):
+    whole = {"plugins": plugins, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    ended = run(model, tmp_path, MeasuredTrainer, **whole)
+    again = trainer(model, tmp_path, MeasuredTrainer, **whole)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert again.state.global_step == 2 and again.spent == Spent()
+    assert all(torch.equal(weights(ended)[name], value) for name, value in weights(again).items())
+
+
+def test_a_run_resumed_with_its_budget_spent_makes_no_step(model, tmp_path):
+    whole = {"max_steps": 20, "save_strategy": "steps", "save_steps": 1}
+    ended = trainer(model, tmp_path, MeasuredTrainer, **whole)
+    ended.add_callback(TokenBudget(ended, generated=1))
+    ended.train()
+    again = trainer(model, tmp_path, MeasuredTrainer, **whole)
+    again.spent = ended.spent
+    again.add_callback(TokenBudget(again, generated=1))
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert ended.state.global_step == again.state.global_step == 1
+
+
 def test_the_budget_is_taken_from_a_profiles_arguments_and_checked():
     profile, budget = without_budget(Profile(arguments={"max_steps": 3, "max_update_tokens": 50}))
     assert (profile.arguments, budget) == ({"max_steps": 3}, {"update": 50})

@@ -243,6 +243,14 @@ def test_resuming_passes_over_a_checkpoint_that_was_not_finished(model, tmp_path
     assert logs(again) == logs(whole)
 
 
+def test_of_a_run_without_plugins_too_the_newest_whole_checkpoint_is_taken(model, tmp_path):
+    run(model, tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
+    assert checkpoint.latest(str(tmp_path)) is None  # it has no state of plug-ins
+    assert checkpoint.latest(str(tmp_path), parts=False).endswith("checkpoint-2")
+    (tmp_path / "checkpoint-2" / "trainer_state.json").unlink()
+    assert checkpoint.latest(str(tmp_path), parts=False).endswith("checkpoint-1")
+
+
 def test_a_checkpoint_without_plugins_is_refused_where_a_part_has_state(model, tmp_path, registered):
     @registered("advantage", "test_stateful")
     class Stateful(rlx.Advantage):
