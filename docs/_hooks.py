@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlx_plugins.cli import default_instance_value, default_text, first_sentence, hosts_of, parts_of, type_text
+from rlx_plugins.cli.descriptions import (
+    default_instance_value,
+    default_text,
+    first_sentence,
+    hosts_of,
+    parts_of,
+    type_text,
+)
 from rlx_plugins.core.config import parse_overrides, specs
 from rlx_plugins.core.host import BATCH_SIGNALS, CAPABILITIES, HostProfile
 from rlx_plugins.core.kinds import KINDS, Plugin

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .cli import number, summary_table
+from .cli.tables import number, summary_table
 from .recipes.curves import plot
 from .recipes.run_folder import RunFolder, read_json
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from rlx_plugins import cli
+from rlx_plugins.cli import descriptions
 from rlx_plugins.core.registry import find
 
 
@@ -40,6 +41,31 @@ def test_show_gives_parameters_defaults_paper_and_hosts(monkeypatch, capsys):
         assert text in out
 
 
+def test_square_brackets_are_text(monkeypatch, capsys):
+    assert "lies in [share_low, share_high]" in run(monkeypatch, capsys, "list", "allocator")[1]
+    assert "[share_low, share_high]" in run(monkeypatch, capsys, "show", "allocator", "orchard_bar")[1]
+
+
+def test_a_docstring_is_unwrapped_for_a_narrow_screen_but_its_formulas_are_not():
+    prose = "a word " * 16
+    doc = f"""{prose.strip()}
+    and its end.
+
+        x = 1,
+        y = 2
+
+    {prose.strip()}
+    and another."""
+    assert descriptions.unwrapped(type("X", (), {"__doc__": doc})).splitlines() == [
+        f"{prose}and its end.",
+        "",
+        "    x = 1,",
+        "    y = 2",
+        "",
+        f"{prose}and another.",
+    ]
+
+
 def test_show_of_an_unknown_name_is_one_message_and_exit_code_2(monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "show", "clip", "pppo")
     assert code == 2
@@ -72,11 +98,15 @@ def test_version(monkeypatch, capsys):
 
 @pytest.mark.parametrize("text", ["What it is. More.", "What it is"])
 def test_the_first_sentence_of_a_docstring(text):
-    assert cli.first_sentence(type("X", (), {"__doc__": text})) == "What it is"
+    assert descriptions.first_sentence(type("X", (), {"__doc__": text})) == "What it is"
 
 
 def test_a_method_needs_what_its_parts_need_and_do_not_make_themselves():
     guide, copris = find("method", "guide"), find("method", "copris_is")
-    assert cli.needs(guide) == ["logp_rollout", "context", "rounds"]  # the hint makes the ratio's logp_behavior
-    assert {"abort", "forward:logp"} <= cli.default_instance_value(copris, "capabilities")
-    assert cli.needs(find("clip", "dro")(penalty_coef=0.1)) == ["logp_old"]
+    assert descriptions.needs(guide) == [
+        "logp_rollout",
+        "context",
+        "rounds",
+    ]  # the hint makes the ratio's logp_behavior
+    assert {"abort", "forward:logp"} <= descriptions.default_instance_value(copris, "capabilities")
+    assert descriptions.needs(find("clip", "dro")(penalty_coef=0.1)) == ["logp_old"]

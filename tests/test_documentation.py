@@ -11,7 +11,7 @@ import torch
 
 import rlx_plugins as rlx
 from docs import _hooks as hooks
-from rlx_plugins.cli import default_instance_value, parts_of
+from rlx_plugins.cli.descriptions import default_instance_value, parts_of
 from rlx_plugins.core import registry
 from rlx_plugins.core.config import specs
 from rlx_plugins.core.host import CAPABILITIES

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 try:
     import typer
@@ -19,15 +16,13 @@ try:
 except ImportError as missing:
     raise SystemExit(f"rlx needs the package {missing.name!r}: pip install 'rlx-plugins[cli]'") from None
 
-from . import __version__
-from .core.config import OPTIONS, specs
-from .core.errors import RLXError, close_matches
-from .core.kinds import ALIASES, KINDS, Method, Plugin
-from .core.params import field_types, param_fields
-from .core.registry import create, entry_point_failures, find, names
-
-if TYPE_CHECKING:
-    from .slurm.status import RunStatus
+from .. import __version__
+from ..core.errors import RLXError, close_matches
+from ..core.kinds import KINDS
+from ..core.params import field_types, param_fields
+from ..core.registry import entry_point_failures, find, names
+from .descriptions import default_instance_value, default_text, first_sentence, hosts_of, needs, type_text, unwrapped
+from .tables import comparison_table, progress_bar, status_table, summary_table
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Plug-ins for RL post-training."
@@ -51,7 +46,8 @@ def list_plugins(kind: Annotated[str | None, typer.Argument(help="one kind only"
     for k in [kind] if kind else KINDS:
         for name in names(k):
             cls = find(k, name)
-            table.add_row(k, name, ", ".join(hosts_of(cls)), ", ".join(needs(cls)), first_sentence(cls))
+            cells = (", ".join(hosts_of(cls)), ", ".join(needs(cls)), first_sentence(cls))
+            table.add_row(k, name, *map(escape, cells))
     (out if out.is_terminal else Console(width=PIPED_WIDTH)).print(table)
     for source, error in entry_point_failures().items():
         err.print(f"entry point {source} could not be loaded: {error}", markup=False)
@@ -62,17 +58,18 @@ def show(kind: str, name: str) -> None:
     """Show one plug-in: what it does, parameters with their defaults, paper, requirements, hosts."""
     cls = find(kind, name)
     out.print(f"[bold]{kind} {name}[/bold]  ({cls.__module__}.{cls.__qualname__})", highlight=False)
-    out.print(inspect.getdoc(cls) or "", markup=False, highlight=False)
+    out.print(unwrapped(cls), markup=False, highlight=False)
     out.print()
     table = Table("parameter", "type", "default", "meaning", box=None, pad_edge=False)
     hints = field_types(cls)
     for field_name, f in param_fields(cls).items():
-        table.add_row(field_name, type_text(hints[field_name]), default_text(f), str(f.metadata.get("doc", "")))
+        cells = (field_name, type_text(hints[field_name]), default_text(f), str(f.metadata.get("doc", "")))
+        table.add_row(*map(escape, cells))
     if param_fields(cls):
         out.print(table)
     facts = {
         "paper": cls.paper,
-        "signals": ", ".join(needs(cls)),
+        "signals": ", ".join(sorted(default_instance_value(cls, "requires"))),
         "makes": ", ".join(sorted(default_instance_value(cls, "provides"))),
         "capabilities": ", ".join(sorted(default_instance_value(cls, "capabilities"))),
         "hosts": ", ".join(hosts_of(cls)),
@@ -89,7 +86,7 @@ def show(kind: str, name: str) -> None:
 @app.command()
 def check(paths: Annotated[list[Path], typer.Argument(help="recipe files or folders of them")]) -> None:
     """Check recipes and the bases they extend: keys, plug-ins, hosts. Imports no host; exits with 1 if any is wrong."""
-    from .recipes.checks import mistakes
+    from ..recipes.checks import mistakes
 
     files = [f for p in paths for f in (sorted(p.rglob("*.yaml")) if p.is_dir() else [p])]
     if not files:
@@ -110,18 +107,18 @@ def run(
     recipe: Path,
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value: a kind, or the host's argument")] = None,
     profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
-    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts [its first]")] = None,
+    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts, by default its first")] = None,
     seed: Annotated[int, typer.Option(help="of weights, data order and sampling")] = 0,
-    output: Annotated[Path | None, typer.Option(help="run folder [runs/<name>-<seed>]")] = None,
+    output: Annotated[Path | None, typer.Option(help="run folder, by default runs/<name>-<seed>")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
     print_only: Annotated[bool, typer.Option("--print", help="print the host's command instead (host verl)")] = False,
 ) -> None:
     """Train a recipe, then print first and last reward, tokens and time, and draw the curves."""
-    from .recipes.run_folder import RunFolder, is_main_process
-    from .recipes.runner import command_text
-    from .recipes.runner import run as run_recipe
-    from .recipes.schema import load, with_overrides
+    from ..recipes.run_folder import RunFolder, is_main_process
+    from ..recipes.runner import command_text
+    from ..recipes.runner import run as run_recipe
+    from ..recipes.schema import load, with_overrides
 
     chosen = with_overrides(load(recipe, host=host), overrides or [], profile)
     path = output or Path("runs") / f"{chosen.name}-{seed}"
@@ -132,7 +129,7 @@ def run(
         run_recipe(chosen, RunFolder(path), profile=profile, seed=seed, resume=resume)
         return
     folder = RunFolder.open(path, resume=resume, overwrite=overwrite)
-    with progress_bar(chosen.name) as progress:
+    with progress_bar(chosen.name, err) as progress:
         summary = run_recipe(chosen, folder, profile=profile, seed=seed, resume=resume, progress=progress)
     out.print(summary_table({chosen.name: summary}))
     out.print(f"curves   {folder.curves}\nmetrics  {folder.metrics}", highlight=False)
@@ -159,7 +156,7 @@ def compare(
     resume: Annotated[bool, typer.Option("--resume", help="go on with the comparison in the folder")] = False,
 ) -> None:
     """Run recipes on the same seeds, or collect runs, and report paired differences with their uncertainty."""
-    from .comparison.compare import Comparison, this_command
+    from ..comparison.compare import Comparison, this_command
 
     plan = Comparison.plan(
         arms,
@@ -187,7 +184,7 @@ def diagnose(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Look for the usual pathologies in a run's metrics, with the evidence and the kinds that address each."""
-    from .diagnosis.report import print_diagnosis
+    from ..diagnosis.report import print_diagnosis
 
     print_diagnosis(folder, out, as_json=as_json)
 
@@ -197,10 +194,12 @@ def slurm_job(
     recipe: Path,
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, as for rlx run")] = None,
     profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
-    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts [the first]")] = None,
+    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts, by default the first")] = None,
     seed: Annotated[int, typer.Option(help="of weights, data order and sampling")] = 0,
     array: Annotated[str | None, typer.Option(help="a run for each seed: seeds=0-4, seeds=0-99%4")] = None,
-    output: Annotated[Path | None, typer.Option(help="run folder [runs/<name>-<seed>; array: runs/<name>]")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="folder, by default runs/<name>-<seed>; array: runs/<name>")
+    ] = None,
     nodes: Annotated[int, typer.Option(help="number of nodes")] = 1,
     gpus_per_node: Annotated[int | None, typer.Option(help="GPUs and training processes of a node")] = None,
     cpus_per_task: Annotated[int | None, typer.Option(help="CPU cores of a node")] = None,
@@ -212,7 +211,7 @@ def slurm_job(
     dependency: Annotated[str | None, typer.Option(help="such as afterok:1234")] = None,
     deepspeed: Annotated[str | None, typer.Option(help="zero2, zero3 or a file (host trl)")] = None,
     env_setup: Annotated[list[str] | None, typer.Option(help="shell code to run first, line by line")] = None,
-    python: Annotated[str | None, typer.Option(help="interpreter [this one; with --env-setup: python]")] = None,
+    python: Annotated[str | None, typer.Option(help="by default this one; with --env-setup, python")] = None,
     requeue: Annotated[bool, typer.Option(help="run again after preemption or the time limit")] = True,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
@@ -220,9 +219,9 @@ def slurm_job(
     print_only: Annotated[bool, typer.Option("--print", help="print the script and write nothing")] = False,
 ) -> None:
     """Write the sbatch script of a recipe into its run folder; submit or print it if told to."""
-    from .slurm import submit as submission
-    from .slurm.job import make_job
-    from .slurm.render import render
+    from ..slurm import submit as submission
+    from ..slurm.job import make_job
+    from ..slurm.render import render
 
     if print_only and submit:
         fail("--print and --submit exclude each other")
@@ -262,11 +261,11 @@ def slurm_job(
 
 @app.command()
 def status(
-    folders: Annotated[list[Path] | None, typer.Argument(help="run folders, or folders of them [runs]")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="folders of runs, by default runs/")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for machines")] = False,
 ) -> None:
     """Show the runs in a folder: their state, by Slurm if it runs them, and their last metrics."""
-    from .slurm.status import statuses
+    from ..slurm.status import statuses
 
     runs = statuses(folders or [Path("runs")])
     if as_json:
@@ -278,7 +277,7 @@ def status(
 @app.command()
 def doctor() -> None:
     """Show which hosts are installed in which versions, and whether the seams the plug-ins use hold there."""
-    from .hosts.inspection import HOSTS, inspect_host
+    from ..hosts.inspection import HOSTS, inspect_host
 
     broken = False
     out.print(f"rlx-plugins {__version__}, Python {sys.version.split()[0]}", highlight=False)
@@ -302,133 +301,6 @@ def doctor() -> None:
 def version() -> None:
     """Print the version."""
     out.print(__version__, highlight=False)
-
-
-def summary_table(summaries: dict[str, dict[str, Any]]) -> Table:
-    """Runs side by side: reward and held-out accuracy before and after, tokens, time."""
-    table = Table("run", "steps", "reward first", "last", "accuracy before", "after", "tokens", "seconds", box=None)
-    for name, s in summaries.items():
-        table.add_row(
-            name,
-            str(s["steps"]),
-            *(number(s.get(k), 3) for k in ("reward_first", "reward_last", "accuracy_before", "accuracy_after")),
-            f"{s['tokens']:,}",
-            number(s["seconds"], 0),
-        )
-    return table
-
-
-def comparison_table(results: Any) -> Table:
-    """Each arm against the baseline: mean, paired difference, interval, corrected p, verdict."""
-    from .comparison.report import VERDICTS, interval, num, pvalue, signed
-
-    columns = [results.metric, "difference", f"{results.level:.0%} interval", "p (Holm)", "verdict"]
-    table = Table("arm", *columns, box=None, pad_edge=False)
-    table.add_row(results.baseline, num(results.means[results.metric][results.baseline]), "", "", "", "baseline")
-    for o in results.outcomes:
-        figures = (num(o.mean), signed(o.paired.mean), interval(o.paired).replace("[", "\\["), pvalue(o.holm))
-        table.add_row(o.arm, *figures, VERDICTS[o.verdict].strip("*"))
-    return table
-
-
-def status_table(runs: Sequence[RunStatus]) -> Table:
-    """One run a row: state, job, steps, last reward, time."""
-    table = Table("run", "state", "job", "step", "reward", "seconds", "idle", "note", box=None, pad_edge=False)
-    colours = {"finished": "green", "running": "green", "pending": "yellow", "not started": "yellow"}
-    for run in runs:
-        step = "-" if run.step is None else f"{run.step}/{run.of or '?'}"
-        numbers = (number(run.reward, 3), number(run.seconds, 0), number(run.idle, 0))
-        state = f"[{colours.get(run.state, 'red')}]{run.state}[/]"
-        table.add_row(escape(run.folder), state, run.job or "-", step, *numbers, escape(run.note))
-    return table
-
-
-def number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-class progress_bar:
-    """A context manager whose value is a progress callback: steps done, reward, time left."""
-
-    def __init__(self, label: str):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("reward {task.fields[reward]}"),
-            TimeRemainingColumn(),
-            console=err,
-        )
-        self.label = label
-
-    def __enter__(self) -> Any:
-        self.bar.__enter__()
-        task = self.bar.add_task(self.label, total=None, reward="-")
-
-        def update(record: Any) -> None:
-            reward = number(record.get("reward"), 3)
-            self.bar.update(task, total=record.get("max_steps"), completed=record["step"], reward=reward)
-
-        return update
-
-    def __exit__(self, *failure: Any) -> None:
-        self.bar.__exit__(*failure)
-
-
-def first_sentence(cls: type) -> str:
-    """The first sentence of a class's docstring."""
-    text = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
-    return text.split(". ")[0].rstrip(".")
-
-
-def default_instance_value(plugin: Plugin | type[Plugin], name: str) -> frozenset[str]:
-    """`requires`, `provides` or `capabilities` of a plug-in, or of a class with its default parameters.
-
-    A method's are those of the parts it stands for. Signals that it makes itself are not required.
-    """
-    if isinstance(plugin, type):
-        if any(default_text(f) == "required" for f in param_fields(plugin).values()):
-            value = getattr(plugin, name)
-            return frozenset() if isinstance(value, property) else frozenset(value)
-        plugin = plugin()
-    parts = parts_of(plugin)
-    values = frozenset[str]().union(*(getattr(part, name) for part in parts))
-    return values.difference(*(part.provides for part in parts)) if name == "requires" else values
-
-
-def parts_of(plugin: Plugin) -> list[Any]:
-    """The plug-ins a method stands for; of any other kind, the plug-in itself."""
-    if not isinstance(plugin, Method):
-        return [plugin]
-    expanded = {key: value for key, value in plugin.expand().items() if key not in OPTIONS}
-    chosen = [(ALIASES.get(key, key), spec) for key, value in expanded.items() for spec in specs(key, value)]
-    return [create(kind, spec.pop("name"), **spec) for kind, spec in chosen]
-
-
-def needs(plugin: Plugin | type[Plugin]) -> list[str]:
-    """Signals and capabilities a plug-in needs, a class with its default parameters."""
-    return sorted(default_instance_value(plugin, "requires")) + sorted(default_instance_value(plugin, "capabilities"))
-
-
-def hosts_of(plugin: Plugin | type[Plugin]) -> list[str]:
-    """Hosts that can carry the plug-in in some configuration."""
-    from .hosts.inspection import HOSTS
-
-    wanted = default_instance_value(plugin, "capabilities")
-    missing = {name: sorted(wanted - host.capabilities()) for name, host in HOSTS.items()}
-    return [name if not gaps else f"not {name} (lacks {', '.join(gaps)})" for name, gaps in missing.items()]
-
-
-def type_text(t: Any) -> str:
-    return inspect.formatannotation(t).replace("typing.", "")
-
-
-def default_text(f: dataclasses.Field[Any]) -> str:
-    if f.default is not dataclasses.MISSING:
-        return str(f.default)
-    return "required" if f.default_factory is dataclasses.MISSING else str(f.default_factory())
 
 
 def fail(message: str) -> None:
