@@ -34,9 +34,10 @@ class GDPO(Advantage):
     [B,T], 0 where masked and for unscorable rows, and `summed` [B], the S_i. A NaN component is left out of that
     component's statistics and adds 0; a row with NaN only is unscorable.
 
-    Defaults are verl's, but a component that only one row of a group has adds 0 there; `host="verl"` keeps verl's raw
-    value, `host="trl"` takes the constants of TRL's `multi_objective_aggregation="normalize_then_sum"`. Explicit values
-    win over the preset. After the batch step a group without any spread has advantage -mean/std, not 0.
+    Defaults are verl's, but a component that only one row of a group has adds 0 there, and the mean over N tokens
+    divides by N; `host="verl"` keeps verl's raw value and its N + 1e-8, `host="trl"` takes the constants of TRL's
+    `multi_objective_aggregation="normalize_then_sum"`. Explicit values win over the preset. After the batch step a
+    group without any spread has advantage -mean/std, not 0.
     """
 
     paper = (
@@ -65,7 +66,8 @@ class GDPO(Advantage):
         whiten = self.whiten or WHITEN[self.host]
         eps = self.eps_batch if self.eps_batch is not None else EPS_BATCH[whiten]
         if whiten == "token":
-            advantages = whitened(summed, masked(batch.lengths, scorable), eps)
+            lengths = masked(batch.lengths, scorable)
+            advantages = whitened(summed, lengths, eps, count_eps=1e-8 if self.host == "verl" else 0.0)
         else:
             center, spread = overall_mean_std(summed, scorable)
             advantages = masked((summed - center) / (spread + eps), scorable)

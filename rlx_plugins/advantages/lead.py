@@ -65,7 +65,7 @@ class LEAD(Advantage):
         )
         if self.whiten:
             scorable = counted(correct) | counted(efficiency)
-            advantages = whitened(advantages, masked(batch.lengths, scorable), SPREAD_EPS)
+            advantages = whitened(advantages, masked(batch.lengths, scorable), SPREAD_EPS, count_eps=0.0)
         return {
             "advantages": batch.spread(advantages),
             "lead_target": target,

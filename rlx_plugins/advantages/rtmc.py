@@ -13,7 +13,7 @@ from ..core.context import Context
 from ..core.kinds import Advantage, Columns
 from ..core.params import param
 from ..core.registry import register
-from ..core.segments import Segments, counted, wide
+from ..core.segments import Segments, counted
 from ..core.terms import masked
 from ..core.trajectory import Group
 from ._discounted import discounted_returns
@@ -97,7 +97,7 @@ class RTMC(Advantage):
 
     def step_advantages(self, batch: RolloutBatch) -> tuple[Tensor, Tensor]:
         """A [B,S], 0 where a row has no such step and for unscorable rows, and the number of steps [B]."""
-        rewards, groups = wide(batch.rewards), batch.groups
+        rewards, groups = batch.rewards.double(), batch.groups  # `normalize` would blow float32's rounding up
         steps = self.steps(batch)
         returns = self.returns(batch, steps)
         first = steps.there & _first_visits(steps.pair)
@@ -112,7 +112,7 @@ class RTMC(Advantage):
         advantages = masked(value - shrunk, live)
         if self.normalize:
             advantages = _normalised(advantages, live, groups)
-        return advantages, steps.length
+        return advantages.to(batch.dtype), steps.length
 
     def steps(self, batch: RolloutBatch) -> Steps:
         """The steps of every row, states and pairs numbered within their group."""
@@ -124,8 +124,8 @@ class RTMC(Advantage):
         return Steps(in_group, _dense(in_group, action), there, (state >= 0).sum(1))
 
     def returns(self, batch: RolloutBatch, steps: Steps) -> Tensor:
-        """G [B,S]."""
-        rewards = wide(batch.rewards)
+        """G [B,S], float64."""
+        rewards = batch.rewards.double()
         place = torch.arange(steps.state.shape[1], device=rewards.device)
         last = (place == steps.length[:, None] - 1) & steps.there
         x = masked(rewards[:, None], last)

@@ -17,6 +17,9 @@ from ..core.registry import register
 from ..core.segments import counted, overall_mean_std, wide
 from ..core.terms import masked
 
+EPSILONS = 64
+"""A spread of this many machine epsilons, relative to the rewards, is rounding: nothing is divided by it."""
+
 
 class Baseline(NamedTuple):
     """Per row [B], equal within a group: the baseline, and the weight on the group's mean in it."""
@@ -41,7 +44,7 @@ class V05(Advantage):
 
     There is no division by the group's spread: a group of equal rewards, or of one, keeps the advantage its prior gives
     it, by design. scale="batch" (reconstructed) divides by the std of all advantages of the batch; with fewer than two
-    of them, or a std of exactly 0, it leaves them.
+    of them, or where they are equal up to rounding, it leaves them.
     """
 
     paper = "V_0.5: Generalist Value Model as a Prior for Sparse RL Rollouts, arXiv 2603.10848"
@@ -75,7 +78,8 @@ class V05(Advantage):
         advantages = masked(rewards - found.baseline, scorable)
         if self.scale == "batch":
             std = overall_mean_std(advantages, scorable)[1]
-            advantages = torch.where(std > 0, advantages / (std + self.eps), advantages)
+            rounding = EPSILONS * torch.finfo(std.dtype).eps * masked(rewards.abs() + advantages.abs(), scorable).amax()
+            advantages = torch.where(std > rounding, advantages / (std + self.eps), advantages)
         return {"advantages": batch.spread(advantages), **found._asdict()}
 
     def fused_baseline(self, batch: RolloutBatch) -> Baseline:

@@ -46,11 +46,14 @@ class XRPO(OnBase):
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         columns = dict(self.estimator(batch))
-        novelty = self.novelty(batch)[:, None]
-        advantages = columns["advantages"]
-        bonus = (self.novelty_weight * (1 - novelty)).clamp(min=0).to(advantages.dtype)
+        novelty = self.novelty(batch)
+        return columns | {"advantages": self.sharpened(columns["advantages"], novelty), "novelty": novelty}
+
+    def sharpened(self, advantages: Tensor, novelty: Tensor) -> Tensor:
+        """[B,T] advantages with the bonus of their row's novelty [B]."""
+        bonus = (self.novelty_weight * (1 - novelty[:, None])).clamp(min=0).to(advantages.dtype)
         most = (self.max_bonus * advantages).clamp_(min=0)  # none for failures
-        return columns | {"advantages": advantages + torch.minimum(bonus, most), "novelty": novelty[:, 0]}
+        return advantages + torch.minimum(bonus, most)
 
     def novelty(self, batch: RolloutBatch) -> Tensor:
         """eta [B]: likelihood per token relative to the group's average."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from ..core.context import Context
@@ -91,9 +92,10 @@ class Vigor(Allocator):
 
 
 def reward_variance(group: Group) -> float:
-    """Population variance of all rewards of the group so far; 0 if its last wave brought none."""
+    """Population variance of all rewards of the group so far; 0 if its last wave brought none.
+
+    Free of rounding: equal variances are ties, whatever the rewards and their order.
+    """
     if not any(r.state == "finished" for r in group.wave()):
         return 0.0
-    rewards = [0.0 if math.isnan(reward) else reward for reward in group.rewards()]
-    mean = sum(rewards) / len(rewards)
-    return sum((r - mean) ** 2 for r in rewards) / len(rewards)
+    return statistics.pvariance(0.0 if math.isnan(reward) else reward for reward in group.rewards())

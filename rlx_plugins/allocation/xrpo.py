@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import torch
@@ -124,9 +125,9 @@ def has_positive_reward(group: Group) -> bool:
 
 
 def reward_std(group: Group) -> float:
-    """Sample standard deviation of the group's rewards (ddof 1) without NaN; 0 for fewer than two."""
+    """Sample standard deviation of the group's rewards (ddof 1) without NaN; 0 for fewer than two.
+
+    Free of rounding: rewards that all agree have 0, and equal spreads are ties.
+    """
     rewards = [x for x in group.rewards() if not math.isnan(x)]
-    if len(rewards) < 2:
-        return 0.0
-    mean = sum(rewards) / len(rewards)
-    return math.sqrt(sum((x - mean) ** 2 for x in rewards) / (len(rewards) - 1))
+    return statistics.stdev(rewards) if len(rewards) > 1 else 0.0

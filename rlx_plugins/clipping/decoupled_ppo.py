@@ -12,8 +12,11 @@ from ..core.kinds import Clip
 from ..core.params import param
 from ..core.registry import register
 from ..core.terms import PolicyTerms, clip_fraction, clipped_surrogate, masked, masked_mean
-from ..corrections.decoupled_ppo import LOG_CLAMP, CapMode, capped
+from ..corrections.decoupled_ppo import WEIGHT_CLAMP, CapMode, capped
 from ..ratios._exp import exp
+
+LOG_CLAMP = 20.0
+"""Bound on the ratio's exponent in nats."""
 
 
 class Interpolated(NamedTuple):
@@ -35,9 +38,9 @@ class DecoupledPPOClip(Clip):
         r = exp(logp_new - logp_prox),   L = w max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip optional
 
     Reads logp_new, advantages, logp_rollout, staleness [B,T] (or [B]); returns the token loss [B,T] and the metrics
-    clipped and weight. Above `cap` a token's w is 0 or the cap. Log-ratios are bounded by 20 nats; a token with an
-    infinite log-prob carries neither weight other than 1 nor gradient. AReaL's variant that is linear in probability is
-    left out.
+    clipped and weight. Above `cap` a token's w is 0 or the cap. The ratio's exponent is bounded by 20 nats, the
+    weight's by 60; a token with an infinite log-prob carries neither weight other than 1 nor gradient. AReaL's variant
+    that is linear in probability is left out.
     """
 
     paper = "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language Reasoning, arXiv 2505.24298"
@@ -68,7 +71,7 @@ class DecoupledPPOClip(Clip):
         stale = (stale[:, None] if stale.ndim == 1 else stale).clamp(min=1)
         behind = masked((stale - 1) / stale, terms.mask)
         moved = behind * d.detach()
-        weight = masked(moved.clamp(-LOG_CLAMP, LOG_CLAMP).exp(), terms.mask)
+        weight = masked(moved.clamp(-WEIGHT_CLAMP, WEIGHT_CLAMP).exp(), terms.mask)
         rest = masked(terms.logp_new.detach(), terms.mask) - (d.detach() - moved)
         return Interpolated(
             rest, capped(weight, self.cap, self.cap_mode), exp((d - moved).clamp(-LOG_CLAMP, LOG_CLAMP))

@@ -78,7 +78,7 @@ class ESS(Clip):
         pull = 1 - ess
         if len(drifts) > 1:
             pull = masked(pull, pull > SMALLEST_PULL)
-        loss = masked_policy_gradient(terms, rho, mask) + pull * kl
+        loss = masked_policy_gradient(terms, rho, mask) + pull * masked(kl, pull != 0)  # 0 times inf is not 0
         return loss, {
             "ess": ess.mean(),
             "kl": masked_mean(kl.detach(), mask),

@@ -15,8 +15,8 @@ from ..core.registry import register
 from ..core.terms import masked, masked_mean
 from ._mismatch import mismatch
 
-LOG_CLAMP = 20.0
-"""Bound on |logp_old - logp_rollout| in nats."""
+WEIGHT_CLAMP = 60.0
+"""Bound on the weight's exponent in nats: float32 holds e^60 times a ratio of e^20."""
 
 CapMode = Literal["mask", "truncate"]
 
@@ -35,7 +35,7 @@ class DecoupledPPO(Correction):
     the one that sampled.
 
     AReaL applies no weight where its `rejection_sampling` block is absent; `cap: null` is the uncapped weight. The
-    exponent is bounded by 20 nats. `method: decoupled_ppo` adds ratio and clip, or does without logp_old.
+    exponent is bounded by 60 nats. `method: decoupled_ppo` adds ratio and clip, or does without logp_old.
     """
 
     paper = "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for Language Reasoning, arXiv 2505.24298"
@@ -46,7 +46,7 @@ class DecoupledPPO(Correction):
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         mask = batch.response_mask
-        raw = mismatch(batch)[0].clamp(-LOG_CLAMP, LOG_CLAMP).exp()
+        raw = mismatch(batch)[0].clamp(-WEIGHT_CLAMP, WEIGHT_CLAMP).exp()
         weight = masked(capped(raw, self.cap, self.cap_mode), mask)
         over = torch.zeros_like(raw) if self.cap is None else (raw > self.cap).to(raw.dtype)
         return {"weight": weight, "capped": masked_mean(over, mask)}

@@ -125,7 +125,8 @@ class XRPO(Hint):
         if not self.corpus:
             return []
         query = self.embedding(group)
-        similarity = _cosine(torch.stack([e["embedding"] for e in self.corpus]), query).tolist()
+        cosines = _cosine(torch.stack([e["embedding"] for e in self.corpus]), query)
+        similarity = torch.round(cosines, decimals=12).tolist()  # equal directions are ties
         ranked = sorted((i for i, s in enumerate(similarity) if s >= self.min_similarity), key=lambda i: -similarity[i])
         chosen: list[Example] = []
         room = self.budget_tokens

@@ -46,6 +46,11 @@ class AERO(Method):
                 "method aero.homogeneous: with 'zero' groups that agree train nothing; set n_homogeneous=0, or use"
                 " 'bernoulli' or 'constant'"
             )
+        if self.homogeneous != "zero" and not self.n_homogeneous:
+            raise ConfigError(
+                f"method aero.n_homogeneous: with 0 no group that agrees reaches homogeneous={self.homogeneous!r}; keep"
+                " some of their rows, or set homogeneous='zero'"
+            )
 
     def expand(self) -> dict[str, Any]:
         return {"allocator": spec(self, AEROAllocator), "advantage": spec(self, AEROAdvantage)}

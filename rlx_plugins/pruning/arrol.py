@@ -49,7 +49,7 @@ class Arrol(Pruner):
 
     A wave is the rollouts of a group launched together. Survivors' `propensity` is multiplied by s;
     `extras["arrol_score"]` is the head's score in (0, 1) (for weighted votes). A reward above `success_threshold` is a
-    success. A score of NaN counts as the mean of the wave's other running rollouts.
+    success. A score of NaN counts as the mean of p in the rest of the wave, where that of finished rollouts is 0 or 1.
     """
 
     paper = "Accelerating RLVR via Online Rollout Pruning, arXiv 2603.24840"
@@ -111,7 +111,7 @@ class Arrol(Pruner):
         u         one uniform draw in [0, 1)
         prune     False: keep all
         """
-        p_hat = self.calibrated(scores)
+        p_hat = self.calibrated(scores, finished, correct)
         n = len(p_hat)
         total = min(members, max(math.floor(self.kappa * members + 0.5), self.min_keep)) if prune else members
         slots = max(total - finished, 0)
@@ -120,20 +120,25 @@ class Arrol(Pruner):
             return Choice(p_hat, [float(every)] * n, [every] * n, total, slots, None)
         rho = min(max((self.rho * total - correct) / slots, 0.0), 1.0)
         pi = sum(p_hat) / n
-        weights = [p * rho / pi + (1 - p) * (1 - rho) / (1 - pi) for p in p_hat]
+        known = 0 < pi < 1  # no score, and all finished ones alike: nothing to choose by
+        weights = [p * rho / pi + (1 - p) * (1 - rho) / (1 - pi) for p in p_hat] if known else [1.0] * n
         probabilities = inclusion_probabilities(weights, slots)
         order = sorted(range(n), key=lambda i: (p_hat[i], i))
         return Choice(p_hat, probabilities, systematic_sample(probabilities, order, u), total, slots, rho)
 
-    def calibrated(self, scores: Sequence[float]) -> list[float]:
-        """Success probability of each score: (1 + n+) / (2 + n+ + n-) of its bin."""
+    def calibrated(self, scores: Sequence[float], finished: int = 0, correct: float = 0.0) -> list[float]:
+        """Success probability of each score: (1 + n+) / (2 + n+ + n-) of its bin.
+
+        Of NaN: the mean of the others' and of the outcomes of the wave's `finished` rollouts; 1/2 without any.
+        """
         positive, negative = self._counts()
         known = {
             i: (1 + positive[b]) / (2 + positive[b] + negative[b])
             for i, z in enumerate(scores)
             if (b := self._bin(z)) is not None
         }
-        unknown = sum(known.values()) / len(known) if known else 0.5
+        others = len(known) + finished
+        unknown = (sum(known.values()) + correct) / others if others else 0.5
         return [known.get(i, unknown) for i in range(len(scores))]
 
     def observe(self, groups: list[Group], ctx: Context) -> None:

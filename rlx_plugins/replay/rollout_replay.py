@@ -53,7 +53,7 @@ class RolloutReplay(Replay):
 
     def intake(self, need: int, ctx: Context) -> tuple[list[Group], int]:
         self.buffer = self._clean([g for g in self.buffer if g["prompt_key"] in ctx.prompts])
-        wanted = 0 if self._first_epoch(ctx) else math.floor((1 - self.fresh_share) * need)
+        wanted = 0 if self._first_epoch(ctx) else math.floor((1 - self.fresh_share) * need + 1e-9)
         drawn = sorted(self.permutation(len(self.buffer), ctx)[:wanted])
         replayed = [Group.from_plain(self.buffer[i]) for i in drawn]
         for g in replayed:
@@ -64,7 +64,7 @@ class RolloutReplay(Replay):
         return replayed, need - wanted
 
     def observe(self, groups: list[Group], ctx: Context) -> None:
-        fresh = ctx.groups if self._first_epoch(ctx) else math.floor(self.fresh_share * ctx.groups)
+        fresh = ctx.groups if self._first_epoch(ctx) else math.floor(self.fresh_share * ctx.groups + 1e-9)
         room = max(0, self.capacity - fresh)
         self.buffer = self.buffer[len(self.buffer) - room :] if room < len(self.buffer) else self.buffer
         self.buffer = self.buffer + [g.to_plain() | {"extras": {}} for g in groups]

@@ -45,7 +45,7 @@ class ALP(Reward):
     penalty_coef: float = param(1e-7, ge=0, doc="per token (per length_unit) at solve rate 1; reconstructed")
     length_unit: float = param(1.0, gt=0, doc="tokens; the response limit makes penalty_coef dimensionless; ours")
     floor: Literal["inverse_k"] | float = param("inverse_k", ge=0, doc="lowest coefficient: 1/K, or a number")
-    success_threshold: float = param(0.5, doc="solved = above it")
+    success_threshold: float = param(0.5, doc="solved = above it, in a batch without the column correct")
     output: Literal["rewards", "component"] = param("rewards", doc="reward = [solved] - penalty, or a component; ours")
 
     @property
@@ -57,7 +57,7 @@ class ALP(Reward):
         return frozenset({"reward_components" if self.output == "component" else "rewards"})
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        correct, groups = correctness(batch), batch.groups
+        correct, groups = correctness(self, batch), batch.groups
         judged = counted(correct)
         solved = (correct > self.success_threshold).to(correct.dtype)
         count = groups.count(correct)

@@ -42,7 +42,7 @@ class Apriel(Reward):
     buffer_tokens: int = param(4096, ge=0, doc="tokens before the limit that cost; ours (the code's default: 0, off)")
     rate_exponent: float = param(1.0, ge=0, doc="gamma, of the success rate; 0: successes pay in full; reconstructed")
     failure_scale: float = param(1.0, ge=0, le=1, doc="what failures pay; the code's 1")
-    success_threshold: float = param(0.5, doc="success = above it")
+    success_threshold: float = param(0.5, doc="success = above it, in a batch without the column correct")
 
     def check(self) -> None:
         if self.buffer_tokens > self.max_tokens:
@@ -51,7 +51,7 @@ class Apriel(Reward):
             )
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        rewards, correct = wide(batch.rewards), correctness(batch)
+        rewards, correct = wide(batch.rewards), correctness(self, batch)
         if not self.buffer_tokens:
             zero = torch.zeros_like(rewards)
             return {"rewards": rewards, "overlong_penalty": zero, "overlong_scale": zero + 1}

@@ -39,10 +39,10 @@ class CADENCE(Reward):
     max_partial: float = param(0.5, gt=0, lt=1, doc="reward of a wrong answer at the target; reconstructed")
     tolerance: float = param(0.5, gt=0, doc="relative error from which a wrong answer gets nothing; reconstructed")
     floor: float = param(1.0, gt=0, doc="smallest |target| errors are relative to; reconstructed")
-    success_threshold: float = param(0.5, doc="right = above it")
+    success_threshold: float = param(0.5, doc="right = above it, in a batch without the column correct")
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        correct = correctness(batch)
+        correct = correctness(self, batch)
         right = correct > self.success_threshold
         predicted, target = batch.predicted.to(correct.dtype), batch.target.to(correct.dtype)
         known = torch.isfinite(predicted) & torch.isfinite(target)
@@ -53,5 +53,5 @@ class CADENCE(Reward):
         return {
             "rewards": torch.where(judged, rewards, torch.full_like(rewards, torch.nan)),
             "correct": correct,
-            "nonzero_share": masked(rewards != 0, judged).sum() / judged.sum().clamp(min=1),
+            "nonzero_share": masked(rewards != 0, judged).sum().to(rewards.dtype) / judged.sum().clamp(min=1),
         }

@@ -35,7 +35,8 @@ class EHPO(Reward):
     Reads format_ok, correct, easy_units, hard_units, easy_with_reflection, hard_without_reflection [B] (numbers or
     flags), for `by="tokens"` easy_tokens and hard_tokens in place of the counts, and group [B]; `tagged_units` below
     makes them of a response's text. Returns rewards, ehpo_mode, ehpo_pass_rate and ehpo_unit [B]. A row with an unknown
-    (NaN) input gets 0, unless its raw reward is NaN: then it stays unscorable. Rows without units have mode `floor`.
+    (NaN) input gets 0, unless its raw reward is NaN: then it stays unscorable and does not enter pi. Rows without units
+    have mode `floor`.
 
     The floor, the proportions of units and the check of their tags are reconstructions.
     """
@@ -58,14 +59,15 @@ class EHPO(Reward):
         columns = torch.stack([batch[name].to(batch.dtype) for name in names], 1)
         known = torch.isfinite(columns).all(1)
         well_formed, correct, easy, hard, reflecting, lacking = columns.nan_to_num(0.0).unbind(1)
-        rate = batch.groups.spread(batch.groups.mean(columns[:, 1], counted(columns[:, 1])))
+        unscorable = torch.isnan(wide(batch.rewards))
+        judged = counted(columns[:, 1]) & ~unscorable
+        rate = batch.groups.spread(batch.groups.mean(columns[:, 1], judged))
         total = easy + hard
         whole = torch.where(total > 0, total, torch.ones_like(total))
         share, rest = masked(easy / whole, total > 0), masked(hard / whole, total > 0)
         mode = self.floor + (1 - self.floor) * (rate * share + (1 - rate) * rest)
         unit = ((reflecting == 0) & (lacking == 0)).to(mode.dtype)
         reward = masked(well_formed * correct * unit * mode, known)
-        unscorable = torch.isnan(wide(batch.rewards))
         return {
             "rewards": torch.where(unscorable, torch.full_like(reward, torch.nan), reward),
             "ehpo_mode": mode,

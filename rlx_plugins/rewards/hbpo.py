@@ -45,10 +45,10 @@ class HBPO(Reward):
     scale: float = param(1.0, gt=0, doc="reward of a budget of 0 tokens; paper's beta, reconstructed")
     overrun_coef: float = param(1e-4, ge=0, doc="cost of a token beyond the budget; paper's alpha, reconstructed")
     max_length: int = param(4096, ge=1, doc="tokens; at least the largest budget; paper's l_max, reconstructed")
-    success_threshold: float = param(0.5, doc="right = above it")
+    success_threshold: float = param(0.5, doc="right = above it, in a batch without the column correct")
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        correct = correctness(batch)
+        correct = correctness(self, batch)
         length, budget = batch.lengths.to(correct.dtype), batch.budget.to(correct.dtype)
         self._check_budgets(budget)
         within = self._cosine(budget)

@@ -48,7 +48,7 @@ class LEAD(Reward):
     min_target: float = param(1000, gt=0, doc="tokens; code's l_min")
     max_target: float = param(8000, gt=0, doc="tokens; code's l_max")
     short_guard: float = param(500, ge=0, doc="tokens below which max_asym rewards no correct answer; code")
-    success_threshold: float = param(0.5, doc="right = above it")
+    success_threshold: float = param(0.5, doc="right = above it, in a batch without the column correct")
     sum_weights: tuple[float, float] | None = param(None, doc="also rewards = w_c correct + w_e efficiency; ablation")
 
     @property
@@ -60,7 +60,7 @@ class LEAD(Reward):
             raise ConfigError(f"reward lead.min_target: {self.min_target:g} exceeds max_target {self.max_target:g}")
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        correct = correctness(batch)
+        correct = correctness(self, batch)
         right = correct > self.success_threshold
         length = batch.lengths.to(correct.dtype)
         target = batch.groups.spread(self._target(batch, length, right))

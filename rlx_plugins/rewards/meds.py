@@ -71,7 +71,7 @@ class MEDS(Reward):
     )
     features: Literal["hidden", "column"] = param("hidden", doc="where meds_features comes from")
     memory: int = param(256, ge=1, doc="newest entries kept per prompt; ours")
-    success_threshold: float = param(0.5, doc="right = above it")
+    success_threshold: float = param(0.5, doc="right = above it, in a batch without the column correct")
 
     stored: dict = state(factory=dict)
 
@@ -98,7 +98,7 @@ class MEDS(Reward):
             r.extras["meds_features"] = torch.as_tensor(state_).detach().double().cpu()
 
     def __call__(self, batch: RolloutBatch) -> Columns:
-        rewards, correct = wide(batch.rewards), correctness(batch)
+        rewards, correct = wide(batch.rewards), correctness(self, batch)
         judged = ~torch.isnan(rewards) & ~torch.isnan(correct)
         right = correct > self.success_threshold
         targets = (judged & (right if self.target == "right" else ~right)).tolist()

@@ -76,8 +76,11 @@ def test_a_weight_that_would_turn_hinted_successes_around_is_refused():
         run([(0, 1.0, True)], lam=1.1)
 
 
-def test_the_method_links_advantage_and_selector():
-    host = HostProfile("any", signals=frozenset({"logp_old", "entropy", "hint_mask", "helped"}))
-    parts = build({"method": {"name": "adhint", "gap_weight": 0.3, "tolerance": 2.0, "preserve": False}}, host)
-    assert parts.one("advantage").gap_weight == 0.3
+def test_the_method_links_hint_advantage_and_selector():
+    signals = frozenset({"logp_old", "entropy", "hint_mask", "helped"})
+    host = HostProfile("any", signals=signals, capabilities=frozenset({"continue", "rounds"}))
+    own = {"max_share": 0.4, "max_reward": 2.0, "gap_weight": 0.3, "tolerance": 2.0, "preserve": False}
+    parts = build({"method": {"name": "adhint", **own}}, host)
+    assert (parts.one("hint").max_share, parts.one("hint").max_reward) == (0.4, 2.0)
+    assert (parts.one("advantage").gap_weight, parts.one("advantage").max_reward) == (0.3, 2.0)
     assert (parts.one("selector").tolerance, parts.one("selector").preserve) == (2.0, False)

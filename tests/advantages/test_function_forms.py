@@ -2,11 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from rlx_plugins.testing import evaluate
 
+TREE = {
+    "block_start": [-1, 0, 0, -1],
+    "block_end": [0, -1, -1, -1],
+    "block_reward": [0.0, 1.0, 0.25, 0.0],
+    "block_embedding": [[1.0, 0.0], [0.6, 0.8], [1.0, 0.0], [1.0, 1.0]],
+    "block_ids": [[0, 1, 1], [0, 2, -1], [3, 3, 3]],
+}
+TURNS = {"rewards": [1.0, 0.0], "group": [0, 0], "turn_ids": [[0, 1], [0, 1]], "info_gain": [[2.0], [1.0]]}
 REWARDS = {"rewards": [1.0, 0.2, None, 0.4, 0.4, 0.4], "group": [3, 3, 3, 1, 1, 1]}
 TOKENS = {"token_rewards": [[0.0, 1.0], [0.5, 0.0]], "response_mask": [[1, 1], [1, 0]]}
 LEAD = {"reward_components": [[1, 0.8], [0, -0.3]], "group": [0, 0], "response_mask": [[1, 1], [1, 0]]}
@@ -54,6 +63,22 @@ def test_a_parameter_has_the_papers_name_and_the_librarys(kind, name, inputs, pa
     want, default = evaluate(kind, name, inputs, paper), evaluate(kind, name, inputs)
     got = evaluate(kind, name, inputs, library)
     assert str(got) == str(want) != str(default)
+
+
+@pytest.mark.parametrize("as_array", [np.array, torch.tensor])
+@pytest.mark.parametrize(
+    ("name", "inputs", "params"),
+    [
+        ("datpo", TREE, {}),
+        ("reinforce_pp", TOKENS, {}),
+        ("a2tgpo", TURNS, {}),
+        ("dvao", {"reward_components": [[1.0, 0.2], [0.0, 0.9]], "group": [0, 0]}, {"weights": [0.3, 0.7]}),
+        ("rloo", {"rewards": [1.0, 0.0], "group": [0, 0]}, {"reward_clip": [0.25, 0.75]}),
+    ],
+)
+def test_arrays_and_tensors_are_as_good_as_lists(name, inputs, params, as_array):
+    arrays = [{k: as_array(v) for k, v in given.items()} for given in (inputs, params)]
+    assert str(evaluate("advantage", name, *arrays)) == str(evaluate("advantage", name, inputs, params))
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "gapo_snr", "avspo"])

@@ -45,7 +45,9 @@ def test_a_group_of_wrong_answers_is_pushed_by_its_baselines_and_a_group_of_one_
 
 def test_without_the_inner_comparison_it_is_grpo_and_needs_no_budget():
     rows = [(0, 0, 1.0, 0.9), (0, 0, 0.0, 0.9)]
-    torch.testing.assert_close(run(rows, use_intra=False)["advantages"], run(rows)["inter"])
+    without, whole = run(rows, use_intra=False), run(rows)
+    torch.testing.assert_close(without["advantages"], whole["inter"])
+    torch.testing.assert_close(without["intra"], whole["intra"])  # before the sum: there, but not added
     assert rlx.create("advantage", "hbpo", use_intra=False).requires == frozenset()
 
 

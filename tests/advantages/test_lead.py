@@ -47,6 +47,12 @@ def test_the_whitened_mix_has_mean_zero_and_unit_variance_over_the_tokens():
     assert float(a.var()) == pytest.approx(1, abs=1e-6)
 
 
+def test_one_rows_tokens_have_no_spread_and_whiten_to_zero():
+    rows = batch(MIXED[:2], torch.tensor([0, 0]), torch.tensor([[1, 1], [0, 0]]).bool())
+    assert create("advantage", "lead", whiten=False)(rows)["advantages"][0, 0] > 0.5
+    assert create("advantage", "lead")(rows)["advantages"].abs().max() < 1e-9
+
+
 def test_over_equal_steps_the_weights_converge_to_the_target():
     part = create("advantage", "lead", decay=0.5)
     for _ in range(60):

@@ -102,7 +102,8 @@ def test_the_only_value_of_a_component_in_its_group_is_raw_in_verl_only(host, va
 
 @pytest.mark.parametrize("whiten", ["token", "sample"])
 def test_one_row_or_token_cannot_be_normalised_over_the_batch(whiten):
-    assert run("gdpo", [[1.0, 0.5]], whiten=whiten, singleton="raw")[0].tolist() == [0]
+    for lengths in ([1], [3]):
+        assert float(run("gdpo", [[1.0, 0.5]], lengths=lengths, whiten=whiten, singleton="raw")[0]) == pytest.approx(0)
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlx_plugins import ConfigError, Segment, create
+from rlx_plugins import ConfigError, RolloutBatch, Segment, create
 from rlx_plugins.advantages._signatures import turn_signatures
 from rlx_plugins.core.trajectory import Rollout
 from rlx_plugins.testing import evaluate
@@ -25,6 +25,21 @@ def test_without_shared_states_it_is_two_thirds_of_the_distance_from_the_mean():
     got = steps({"gamma": 1.0}, **apart)
     assert [row[0] for row in got] == pytest.approx([2 / 3 * (r - 2 / 3) for r in ROWS["rewards"]])
     assert all(x == 0 for row in steps({"gamma": 1.0, "n_prior": 0}, **apart) for x in row), "no signal, not noise"
+
+
+def test_normalising_does_not_blow_up_the_rounding_of_equal_rewards():
+    batch = RolloutBatch(
+        {
+            "rewards": torch.full((3,), 0.9),  # 2/3 of a reward of 0.9 and 1/3 of it are not 0.9 in float32
+            "group": torch.zeros(3, dtype=torch.int64),
+            "response_mask": torch.ones(3, 1, dtype=torch.bool),
+            "turn_ids": torch.zeros(3, 1, dtype=torch.int64),
+            "state_ids": [["x"], ["x"], ["y"]],
+            "action_ids": [["a"], ["b"], ["a"]],
+        }
+    )
+    advantages = create("advantage", "rtmc", normalize=True, discount=1.0)(batch)["advantages"]
+    assert advantages.abs().max() < 1e-6 and advantages.dtype == torch.float32
 
 
 def test_without_a_prior_the_first_visits_of_a_state_sum_to_zero():

@@ -4,10 +4,11 @@ import math
 import warnings
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlx_plugins import ConfigError, create
+from rlx_plugins import ConfigError, RolloutBatch, create
 from rlx_plugins.testing import evaluate
 
 
@@ -79,6 +80,20 @@ def test_the_batch_scale_divides_by_the_spread_of_all_advantages_or_by_nothing()
     assert scaled.tolist() == pytest.approx((plain / (plain.std() + 1e-6)).tolist())
     assert form([1.0], 0.3, {"scale": "batch"})["advantages"].tolist() == pytest.approx([0.7])
     assert form([1.0, 1.0], 0.5, {"scale": "batch"})["advantages"].tolist() == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_advantages_are_left_alone_by_the_batch_scale_whatever_their_rounding(dtype):
+    batch = RolloutBatch(
+        {
+            "rewards": torch.full((7,), 0.3, dtype=dtype),
+            "group": torch.zeros(7, dtype=torch.int64),
+            "response_mask": torch.ones(7, 1, dtype=torch.bool),
+            "value_prior": torch.full((7,), 0.1234, dtype=dtype),
+        }
+    )
+    plain, scaled = (create("advantage", "v05", scale=scale)(batch)["advantages"] for scale in ("none", "batch"))
+    torch.testing.assert_close(scaled, plain)
 
 
 def test_an_empty_range_is_refused():

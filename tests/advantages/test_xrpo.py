@@ -36,7 +36,7 @@ def test_the_bonus_is_what_the_equations_say(rows, weight, cap):
     for (r, logp), a, eta in zip(rows, got, novelty, strict=True):
         want_eta = math.exp(sum(logp) / len(logp) - sum(likely) / len(likely)) if logp and likely else 1.0
         assert eta == pytest.approx(want_eta)
-        plain = (r - mean) / (std + 1e-6) if len(scored) > 1 and not math.isnan(r) and logp else 0.0
+        plain = (r - mean) / (std + 1e-6) if len(scored) > 1 and not math.isnan(r) else 0.0
         bonus = min(max(weight * (1 - want_eta), 0), cap * plain) if plain > 0 else 0.0
         assert a == pytest.approx(plain + bonus, abs=1e-8)
 

@@ -99,6 +99,8 @@ def test_rows_that_agree_demand_the_posterior_advantage():
     assert rlx.build(other, PROFILE).one("advantage").name == "grpo"
     with pytest.raises(rlx.ConfigError, match="method aero.homogeneous"):
         rlx.create("method", "aero", homogeneous="zero")
+    with pytest.raises(rlx.ConfigError, match="method aero.n_homogeneous"):
+        rlx.create("method", "aero", n_homogeneous=0)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_in_a_run_the_advantage_counts_rejected_rows_and_no_kept_row_has_advanta
 
 
 def test_with_no_rows_of_agreeing_groups_such_groups_leave_the_batch():
-    config = {"method": {"name": "aero", "n_homogeneous": 0}}
+    config = {"method": {"name": "aero", "n_homogeneous": 0, "homogeneous": "zero"}}
     trainer = TableTrainer(config, host=TableHost(24), groups=12, max_tokens=8)
     batch = trainer.rollouts(trainer.context())
     assert bool((batch.groups.max(batch.rewards) > batch.groups.min(batch.rewards)).all())

@@ -140,6 +140,8 @@ def test_too_many_rounds_are_reported_naming_the_band():
     rounds = [{"prompts": [i], "successes": [0]} for i in range(5)]
     out = evaluate("allocator", "pilot_commit", {"rounds": rounds}, {"max_rounds": 3})
     assert (out["status"], len(out["log"]), out["steps_done"]) == ("too_many_rounds", 3, 0)
+    out = evaluate("allocator", "pilot_commit", {"rounds": rounds[:3]}, {"max_rounds": 3})
+    assert (out["status"], len(out["log"])) == ("running", 3)
 
 
 def test_mastered_prompts_are_left_out_from_the_next_epoch_on():

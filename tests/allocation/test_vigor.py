@@ -33,6 +33,13 @@ def test_flipping_or_shifting_all_rewards_changes_nothing():
     assert vigor([[r + 5 for r in row] for row in table])["counts"] == counts
 
 
+@pytest.mark.parametrize("change", [lambda r: r, lambda r: 1 - r, lambda r: r + 0.1])
+def test_equal_variances_are_ties_whatever_the_rewards_and_their_order(change):
+    # After six rollouts both mixed prompts have variance 5/36: the first goes on.
+    table = [[1, 1, 1, 0, 1, 1] + MIXED, [1, 0, 1, 1, 1, 1] + MIXED, ONES, ONES]
+    assert vigor([[change(r) for r in row] for row in table], rounds=3)["counts"] == [14, 6, 2, 2]
+
+
 def test_a_constant_prompt_never_gets_more_than_a_mixed_one():
     counts = vigor([ONES, MIXED, [0] * 40, MIXED])["counts"]
     assert max(counts[0], counts[2]) < min(counts[1], counts[3])

@@ -79,6 +79,11 @@ def test_a_nan_reward_counts_in_n_and_not_in_the_spread():
     assert out["rounds"][0]["std"] == pytest.approx([math.sqrt(0.5), 0.5])
 
 
+def test_equal_spreads_are_ties_and_equal_rewards_have_none():
+    assert xrpo([[1, 1, 0, 0], [None, 0, 1, 0], [1, 0, 0, 0]], [4])["rounds"][0]["add"] == [2, 1, 1]
+    assert xrpo([[0, 0, 0], [0.1, 0.1, 0.1]], [2], lam=0)["rounds"][0]["add"] == [2, 0]
+
+
 def test_one_rollout_has_no_interval():
     with pytest.raises(rlx.DataError, match="needs two rollouts"):
         xrpo([[1], [0, 1]], [1])

@@ -380,6 +380,17 @@ def test_the_off_policy_mask_drops_a_bad_row_the_policy_has_left():
     torch.testing.assert_close(dropped["loss"], kept["per_token_loss"][0].mean() / 2)
 
 
+@pytest.mark.parametrize("variant", ["tv", "kl"])
+def test_the_divergence_masks_of_verl_are_dppo_with_the_range_as_thresholds_and_its_dual_clip_as_cap(variant):
+    ours = evaluate("clip", "baselines", ROWS, {"loss": f"dppo_{variant}", "low": 0.05, "high": 0.01, "c": 1.1})
+    limits = {"delta_low": 0.05, "delta_high": 0.01, "ratio_cap": 1.1}
+    card = evaluate("clip", "dppo", ROWS, {"variant": variant, **limits})
+    for name in ("loss", "per_token_loss", "grad_logp"):
+        torch.testing.assert_close(ours[name], card[name])
+    by_default = evaluate("clip", "dppo", ROWS, {"variant": variant, "ratio_cap": 3.0})["loss"]
+    torch.testing.assert_close(evaluate("clip", "baselines", ROWS, {"loss": f"dppo_{variant}"})["loss"], by_default)
+
+
 def test_a_loss_the_host_does_not_have_is_refused_with_those_it_has():
     with pytest.raises(rlx.ConfigError, match="host trl has grpo, .*got 'gspo'"):
         evaluate("clip", "baselines", ROWS, {"host": "trl", "loss": "gspo"})

@@ -49,6 +49,14 @@ def test_on_policy_it_is_the_plain_policy_gradient():
     assert out["ess"][0] == pytest.approx(1) and not out["kl"].any()
 
 
+def test_a_token_the_behaviour_policy_gave_no_probability_leaves_the_loss_finite():
+    """Its ratio is infinite, so the ESS is 1, the ratio is capped there, and there is no pull."""
+    d = {"logp_new": [[-1.0, -2.0]], "logp_old": [[-math.inf, -2.5]], "advantages": [1.0], "response_mask": [[1, 1]]}
+    out = run(d)
+    assert out["ess"][0] == 1 and out["loss"] == pytest.approx(1.5)
+    torch.testing.assert_close(out["grad_logp"], torch.tensor([[-0.5, -0.5]]).double())
+
+
 @pytest.mark.parametrize("level", ["batch", "sequence"])
 def test_the_gradient_is_the_closed_form_of_the_card(level):
     d = data(spread=1.0)

@@ -96,6 +96,24 @@ def test_a_token_of_unknown_behaviour_has_weight_one(unknown, scored):
     assert torch.isfinite(out["grad_logp"]).all() and torch.isfinite(out["loss"])
 
 
+@pytest.mark.parametrize("scored", [True, False])
+def test_without_a_cap_a_weight_beyond_twenty_nats_is_what_it_is(scored):
+    d = data() if scored else interpolated(versions=[[5] * 5] * 4)
+    more = {} if scored else {"current_version": 7}
+    d["logp_behav"][0, 0] -= 55
+    prox = d["logp_prox"] if scored else (d["logp_behav"] + d["logp_new"]) / 2
+    want = (prox - d["logp_behav"])[0, 0].exp()
+    assert want > math.exp(25)
+    torch.testing.assert_close(run(d, **more)["behave_weight"][0, 0], want)
+
+
+def test_the_largest_weight_is_finite_in_float32():
+    behav = torch.tensor([[-200.0]])
+    batch = reward_batch(response_mask=[[1]]).with_columns(logp_old=torch.tensor([[-1.0]]), logp_rollout=behav)
+    weight = create("correction", "decoupled_ppo")(batch)["weight"]
+    assert weight.dtype == torch.float32 and torch.isfinite(weight * math.exp(20)).all()
+
+
 def test_a_dual_clip_bounds_the_loss_of_a_negative_advantage():
     d = {
         "logp_new": [[2.0]],

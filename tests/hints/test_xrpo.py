@@ -44,6 +44,14 @@ def test_examples_are_the_most_similar_that_fit_and_never_the_own_solution(corpu
     assert [i for i, _, _ in bigger["0"]["examples"]] == [i for i, _, _ in examples]
 
 
+@pytest.mark.parametrize("scale", [0.7, 3.0, 7.0])
+def test_the_length_of_an_embedding_is_nothing_and_equal_directions_go_by_age(scale):
+    vector, query = [0.3, 0.1, 0.7], [0.1, 0.1, 0.9]
+    corpus = [(1, vector, 3), (2, [scale * x for x in vector], 3)]
+    assert [i for i, *_ in plan(corpus, query)["0"]["examples"]] == [0, 1]
+    assert [i for i, *_ in plan(corpus, vector, min_sim=1.0)["0"]["examples"]] == [0, 1]
+
+
 def test_a_group_with_a_success_is_not_seeded_and_an_unscorable_one_neither():
     corpus = [(1, [1.0, 0.0, 0.0], 3)]
     assert plan(corpus, [1.0, 0.0, 0.0], rewards=(0, 1)) == {}

@@ -30,6 +30,14 @@ def test_exact_values_are_those_of_the_version_that_wrote_the_token(strategy, ke
     assert out["stored_copies"] == (0 if strategy == "interrupt" else keep)
 
 
+def test_versions_may_be_given_as_the_staleness_of_the_tokens():
+    by_version, _ = run(keep=2)
+    by_staleness, _ = run(keep=2, token_version=None, staleness=(4 - torch.tensor(VERSIONS)).tolist())
+    assert by_version["missing"] == by_staleness["missing"] == 5
+    for name in ("logp_old", "exact"):
+        torch.testing.assert_close(by_staleness[name], by_version[name])
+
+
 def test_what_is_missing_falls_with_the_copies_kept_and_pausing_misses_nothing():
     missing = [run(keep=k)[0]["missing"] for k in (1, 2, 3, 4, 5)]
     assert missing == [6, 5, 2, 1, 0]

@@ -129,20 +129,33 @@ def test_the_minimum_raises_the_share_kept_of_a_small_group():
     assert arrol([0.5] * 4, min_keep=3)["keep"].count(True) == 3
 
 
-def test_a_score_of_nan_counts_as_the_mean_of_the_other_running_rollouts():
+def test_a_score_of_nan_counts_as_the_mean_of_the_others_finished_ones_included():
     got = arrol([0.15, NAN, 0.72], [False] * 3, **COUNTS)
     assert got["p_hat"].tolist() == pytest.approx([2 / 9, (2 / 9 + 7 / 10) / 2, 7 / 10])
+    got = arrol([0.15, NAN, 0.72, NAN], [False] * 3 + [True], [0, 0, 0, 1], **COUNTS)
+    assert got["p_hat"].tolist() == pytest.approx([2 / 9, (2 / 9 + 7 / 10 + 1) / 3, 7 / 10, 1])
+
+
+def test_without_any_score_the_finished_rollouts_alone_tell_and_the_choice_is_uniform():
+    got = arrol([NAN, NAN, NAN, 0.5], [False, False, False, True], [0, 0, 0, 1], **COUNTS)
+    assert got["p_hat"].tolist() == [1.0] * 4
+    assert got["keep_prob"].tolist() == pytest.approx([1 / 3] * 3 + [1])
 
 
 def test_scores_of_nan_alone_count_as_one_half_and_teach_nothing():
-    got = arrol([NAN, NAN, NAN, 0.5], [False, False, False, True], **COUNTS)
-    assert got["p_hat"].tolist() == [0.5, 0.5, 0.5, 1.0]
+    got = arrol([NAN, NAN, NAN], **COUNTS)
+    assert got["p_hat"].tolist() == [0.5, 0.5, 0.5]
     assert got["n_pos"].tolist() == pytest.approx([0.9 * n for n in COUNTS["n_pos"]])
 
 
 def test_a_score_of_one_falls_into_the_last_bin():
     got = arrol([1.0, 0.0], **COUNTS)
     assert got["p_hat"].tolist() == pytest.approx([9 / 11, 1 / 7])
+
+
+def test_a_score_on_a_bin_s_edge_belongs_to_the_upper_bin():
+    got = arrol([0.7, 0.9], **COUNTS)
+    assert got["p_hat"].tolist() == pytest.approx([7 / 10, 9 / 11])
 
 
 def test_an_unscorable_survivor_teaches_nothing():

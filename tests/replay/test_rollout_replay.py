@@ -49,6 +49,14 @@ def test_a_short_buffer_is_reported_and_not_topped_up():
     assert (out["replay_ids"], out["short"]) == (["a"], 3)
 
 
+def test_a_share_that_makes_whole_groups_makes_them_free_of_rounding():
+    # 1 - 0.8 is a little less than 0.2.
+    buffer, fresh = [[f"b{i}", 0.5] for i in range(9)], [[f"f{i}", 0.5] for i in range(8)]
+    out = step(buffer, fresh, range(9), 10, sigma=0.8, capacity=12)
+    assert out["replay_ids"] == ["b0", "b1"] and out["short"] == 0
+    assert out["buffer_ids"][:4] == ["b5", "b6", "b7", "b8"] and len(out["buffer_ids"]) == 12
+
+
 def test_without_room_only_the_fresh_groups_are_stored():
     out = step([["a", 0.5]], [["b", 0.5], ["c", 0.5]], [0], 4, capacity=2)
     assert (out["replay_ids"], out["buffer_ids"]) == (["a"], ["b", "c"])

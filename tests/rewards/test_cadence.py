@@ -53,3 +53,8 @@ def test_no_rows_give_no_rewards():
 def test_partial_credit_as_high_as_that_of_a_right_answer_is_refused():
     with pytest.raises(ConfigError, match="max_partial: must be < 1"):
         credit([1], [1.0], [1.0], r_max=1.0)
+
+
+def test_the_share_of_rewards_above_nothing_is_as_exact_as_they_are():
+    inputs = {"correct": [1, 0, 0, 0, 0], "predicted": [1, 9, 9, 9, 9], "target": [1, 1, 1, 1, 1]}
+    assert float(evaluate("reward", "cadence", inputs)["nonzero_fraction"]) == 0.2

@@ -46,6 +46,11 @@ def test_the_codes_form_bounds_the_logarithm_and_equals_the_texts_where_the_boun
     torch.testing.assert_close(run(cap_log=2.0)["rewards"], run()["rewards"])
 
 
+def test_the_number_of_neighbours_has_the_papers_name_and_the_librarys():
+    assert run(neighbours=1)["label"].tolist() == run(k=1)["label"].tolist() == [0, -2, 1, -1]
+    assert run(neighbours=7)["label"].tolist() == run(k=7)["label"].tolist() == [0, -2, 0, 0]
+
+
 def test_noise_costs_nothing_unless_it_is_counted():
     assert run()["penalty"][3] == 0
     assert run(count_noise=True)["penalty"][3] == pytest.approx(0.1 * math.log(3))

@@ -19,6 +19,13 @@ def run(answers, by_model=None, **parameters):
     return evaluate("reward", "rler", {"answers": answers, "answers_by_model": by_model or [answers]}, parameters)
 
 
+def test_a_parameter_has_the_papers_name_and_the_librarys():
+    votes = ["1", "1", "2", "10"], [["1", "1", "2", "10"], ["1", "10"]]
+    for share, selected in ((0.0, [2, 3]), (1.0, [0, 1])):
+        assert run(*votes, n_select=2, conf_share=share)["selected"] == selected
+        assert run(*votes, n_select=2, confident_share=share)["selected"] == selected
+
+
 @settings(max_examples=60, deadline=None)
 @given(MEMBER, st.lists(MEMBER, max_size=3))
 def test_rewards_are_bounded_largest_for_the_label_and_the_same_for_any_order_of_members(answers, peers):

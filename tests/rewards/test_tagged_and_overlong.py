@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import rlx_plugins as rlx
 from rlx_plugins.rewards.ehpo import tagged_units
 from rlx_plugins.testing import evaluate
+from rlx_plugins.testing.evaluation.building import reward_batch
 
 NAN = math.nan
 
@@ -86,6 +87,18 @@ def test_tokens_may_be_counted_in_place_of_units():
     assert "easy_tokens" in rlx.create("reward", "ehpo", by="tokens").requires
 
 
+def test_an_unscorable_row_does_not_enter_the_pass_rate():
+    # The host's column `correct` is a flag: False for the row that could not be scored.
+    columns = {"format_ok": [1, 1, 1], "easy_units": [1, 1, 1], "hard_units": [0, 0, 0]}
+    columns |= {"easy_with_reflection": [0, 0, 0], "hard_without_reflection": [0, 0, 0]}
+    batch = reward_batch([1.0, NAN, 0.0]).with_columns(
+        correct=torch.tensor([True, False, False]), **{k: torch.tensor(v).double() for k, v in columns.items()}
+    )
+    out = rlx.create("reward", "ehpo")(batch)
+    assert out["ehpo_pass_rate"].tolist() == [0.5, 0.5, 0.5]
+    assert out["rewards"][0] == 0.75 and torch.isnan(out["rewards"][1]) and out["rewards"][2] == 0
+
+
 def test_tagged_units_are_counted_in_a_text():
     text = (
         "<easy>2+2 is 4</easy> <Easy>wait, is it?</Easy>\n<hard>Hmm, let\nme verify</hard><hard>so 7</hard><easy>open"
@@ -130,6 +143,12 @@ def test_a_success_cut_off_at_the_limit_pays_in_full_and_one_that_ends_there_doe
 
 def test_an_answer_worth_exactly_the_threshold_failed():
     assert apriel([(0.5, 0.5, 15, 1), (1, 1, 15, 1)])["scale"].tolist() == [1, 0.5]
+
+
+def test_success_may_be_given_by_the_librarys_name():
+    inputs = {"rewards": [1, 0], "correct": [1, 0], "length": [15, 15], "finished": [1, 1], "group": [0, 0]}
+    out = evaluate("reward", "apriel", inputs, {"max_tokens": 20, "buffer_tokens": 10})
+    assert out["scale"].tolist() == [0.5, 1]
 
 
 def test_without_a_buffer_nothing_changes():

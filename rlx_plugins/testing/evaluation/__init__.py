@@ -23,8 +23,15 @@ def evaluate(
     params   hyper-parameters by the method's own or the library's names
     returns  result name -> tensor or plain value: every quantity the function form names
     """
-    arguments = {**inputs, **(params or {})}
+    arguments = {argument: _as_lists(value) for argument, value in {**inputs, **(params or {})}.items()}
     return dict(function_form(kind, name)(**arguments))
+
+
+def _as_lists(value: Any) -> Any:
+    """Arrays and tensors as nested lists, also inside lists: that is what the forms take."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [_as_lists(v) for v in value] if isinstance(value, list) else value
 
 
 def function_form(kind: str, name: str) -> Callable[..., Mapping[str, Any]]:

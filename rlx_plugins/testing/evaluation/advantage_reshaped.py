@@ -128,7 +128,7 @@ def xrpo(
     novelty_weight=None,
     max_bonus=None,
 ) -> Result:
-    """Advantages [B]: those of the row's tokens, 0 for a row without any."""
+    """Advantages [B], before they are masked: a row without tokens has the one its reward gives."""
     batch = reward_batch(rewards, group, response_mask, logp_old=tensor(logp_old))
     part = create(
         "advantage",
@@ -138,7 +138,9 @@ def xrpo(
         base={"name": "grpo", "eps": eps, "ddof": ddof},
     )
     columns = part(batch)
-    return {"advantages": _of_rows(columns["advantages"]), "novelty": columns["novelty"]}
+    whole = batch.with_columns(response_mask=torch.ones_like(batch.response_mask))
+    advantages = part.sharpened(part.estimator(whole)["advantages"], columns["novelty"])
+    return {"advantages": advantages[:, 0], "novelty": columns["novelty"]}
 
 
 def adhint(
@@ -287,14 +289,16 @@ def erils(
 def hbpo(
     rewards, group, subgroup=None, baseline=None, eps=1e-6, use_intra=True, budget=None, budget_baseline=None
 ) -> Result:
+    """`inter` and `intra` are the parts before the sum: intra is there without use_intra too, where it is not added."""
     level = subgroup if subgroup is not None else budget
     paid = baseline if baseline is not None else budget_baseline
     batch = reward_batch(rewards, group, **_tensors(budget=level, budget_baseline=paid))
-    columns = create("advantage", "hbpo", eps=eps, use_intra=use_intra)(batch)
+    part = create("advantage", "hbpo", eps=eps, use_intra=use_intra)
+    columns = part(batch)
     return {
         "advantages": columns["advantages"][:, 0],
         "inter": columns["inter_budget"],
-        "intra": columns["intra_budget"],
+        "intra": columns["intra_budget"] if level is None or paid is None else part.intra(batch, batch.rewards),
     }
 
 

@@ -83,16 +83,14 @@ class _Script:
     """The rounds of pilot_commit's function form, and what came of each."""
 
     def __init__(self, rounds: Any):
-        self.rounds = iter(rounds)
+        self.rounds = list(rounds)
         self.names = {str(p): p for r in rounds for p in r["prompts"]}
         self.solved: dict[str, int] = {}
         self.log: list[dict[str, Any]] = []
         self.pilots_from: int | None = None
 
     def open(self, part: PilotCommit, committed: list[Group], ctx: Context) -> None:
-        current = next(self.rounds, None)
-        if current is None:
-            raise _RoundsOver
+        current = self.rounds.pop(0)
         self.solved = dict(zip(map(str, current["prompts"]), current["successes"]))
         self.pilots_from = len(ctx.started)
         entries = [g.extras[PILOTS] for g in committed]
@@ -134,6 +132,8 @@ class _WatchedPilots(PilotCommit):
 
     def intake(self, need: int, ctx: Context) -> tuple[list[Group], int]:
         self.script.close(self, ctx, [], None)
+        if not self.script.rounds:
+            raise _RoundsOver
         groups, n = super().intake(need, ctx)
         self.script.open(self, groups, ctx)
         return groups, n

@@ -52,9 +52,9 @@ def baselines(
 ) -> Result:
     """A loss of verl 0.9.1 (`host="verl"`: `loss_mode` and `loss_agg_mode`) or TRL 1.16 (`host="trl"`: `loss_type`).
 
-    Range: low, high (or eps_low, eps_high), 0.2 each; TRL's high follows low. Dual clip of verl's vanilla: c (or
-    dual_clip), 3. `draw` [B,T]: clip_cov's uniform numbers. Where verl divides 0 by 0 the loss is NaN, as there; the
-    plug-ins themselves give 0.
+    Range: low, high (or eps_low, eps_high), 0.2 each; TRL's high follows low. Dual clip of verl's vanilla and ratio cap
+    of its dppo: c (or dual_clip), 3. `draw` [B,T]: clip_cov's uniform numbers. Where verl divides 0 by 0 the loss is
+    NaN, as there; the plug-ins themselves give 0.
     """
     low = low if low is not None else eps_low
     high = high if high is not None else eps_high
@@ -133,8 +133,11 @@ def _verl(loss, agg, horizon, low, high, c, tau_pos, tau_neg, beta, ratio, lb, u
         parts["clip"] = create("clip", "gpg")
     elif loss == "dro":
         parts["clip"] = create("clip", "dro", **only_given(penalty_coef=beta))
+    elif loss in ("dppo_tv", "dppo_kl"):
+        bounds = {"delta_low": low, "delta_high": high, "ratio_cap": c}
+        parts["clip"] = create("clip", "dppo", variant=loss.removeprefix("dppo_"), **bounds)
     else:
-        known = "vanilla, gspo, sapo, cispo, geo_mean, clip_cov, kl_cov, gpg, dro"
+        known = "vanilla, gspo, sapo, cispo, geo_mean, clip_cov, kl_cov, gpg, dro, dppo_tv, dppo_kl"
         raise ConfigError(f"loss: host verl has {known}; got {loss!r}")
     norm = only_given(horizon=horizon) if agg.replace("-", "_") == "seq_mean_token_sum_norm" else {}
     return parts, create("aggregate", agg.replace("-", "_"), **norm)

@@ -18,6 +18,7 @@ from ...core.registry import create
 from ...core.rollout import drive, rollout_program
 from ...core.trajectory import Group, Rollout
 from ...hints.adaprefix import AdaPrefix
+from ...hints.adhint import HINTED, ADHint
 from ...hints.guide import GUIDED
 from ...hints.xrpo import SEEDED
 from ..scripted import ScriptedExecutor
@@ -102,6 +103,39 @@ class _GivenSizes(Allocator):
 
     def more(self, idle: list[Group], ctx: Context) -> list[Rollout]:
         return [r for g in idle if not g.rollouts for r in g.start(self.sizes[g.prompt_key])]
+
+
+def adhint(naive_rewards, solution_len, noise, w_min=0.1, w_max=0.9, skip_difficulty=0.0, r_max=1.0, **given) -> Result:
+    drawn = dict(enumerate(tensor(noise).tolist()))
+
+    @dataclass
+    class GivenNoise(ADHint):
+        """The hint with its noise given."""
+
+        def noise(self, group: Group, ctx: Context) -> float:
+            return drawn[int(group.prompt_key)]
+
+    own = {"min_share": w_min, "max_share": w_max, "skip_difficulty": skip_difficulty, "max_reward": r_max}
+    part = GivenNoise(hinted_rollouts=1, **(own | given))
+    plain = {str(i): tensor(row).tolist() for i, row in enumerate(naive_rewards)}
+    solutions = {key: {"solution": [2] * int(n)} for key, n in zip(plain, solution_len, strict=True)}
+
+    def reward(r: Rollout) -> float:
+        return plain[r.prompt_key][r.slot] if r.slot < len(plain[r.prompt_key]) else math.nan
+
+    longest = part.min_continuation + max(map(int, solution_len), default=0)
+    ctx = Context(0, 1, len(plain), 2, longest, {key: [] for key in plain}, list(plain), columns=solutions.__getitem__)
+    allocator = _GivenSizes({key: max(len(row), 1) for key, row in plain.items()})
+    drive(rollout_program(Parts({"allocator": [allocator], "hint": [part]}), ctx), ScriptedExecutor(reward))
+    out: Result = {"difficulty": [], "ratio": [], "hint_len": [], "use_hint": []}
+    for g in ctx.started:
+        hinted = [r for r in g.rollouts if r.tag == HINTED]
+        difficulty = part.difficulty(g)
+        out["difficulty"].append(difficulty)
+        out["ratio"].append(part.share(difficulty, part.noise(g, ctx)) if hinted else 0.0)
+        out["hint_len"].append(len(hinted[0].segments[0].tokens) if hinted else 0)
+        out["use_hint"].append(bool(hinted))
+    return out
 
 
 def guide(
@@ -217,4 +251,4 @@ def xrpo(
     return {"plan": plan}
 
 
-FORMS = {"adaprefix": adaprefix, "guide": guide, "xrpo": xrpo}
+FORMS = {"adaprefix": adaprefix, "adhint": adhint, "guide": guide, "xrpo": xrpo}

@@ -82,7 +82,7 @@ def arrol(
 
     def execute(operation: Operation) -> Any:
         if isinstance(operation, Forward):
-            return [torch.tensor([score[rows[r.prompt_key][r.slot]]]) for r in operation.rollouts]
+            return [tensor([score[rows[r.prompt_key][r.slot]]]) for r in operation.rollouts]
         assert not isinstance(operation, Abort)
         for r in operation.rollouts:
             i = rows[r.prompt_key][r.slot]

@@ -14,13 +14,22 @@ from .building import reward_batch, tensor
 Result = dict[str, Any]
 
 
-def rler(answers, answers_by_model, self_model=0, mode="adaptive", lam=None, n_select=None, conf_share=0.5) -> Result:
+def rler(
+    answers,
+    answers_by_model,
+    self_model=0,
+    mode="adaptive",
+    lam=None,
+    n_select=None,
+    conf_share=0.5,
+    confident_share=None,
+) -> Result:
     part = create(
         "reward",
         "rler",
         mode=mode if lam is None else lam,
         n_select=n_select or None,
-        confident_share=conf_share,
+        confident_share=conf_share if confident_share is None else confident_share,
     )
     vote = part.vote(answers, answers_by_model, self_model)
     return {
@@ -47,6 +56,7 @@ def meds(
     cap_log=None,
     penalty_coef=None,
     max_penalty=None,
+    neighbours=None,
 ) -> Result:
     """All rows are answers to one prompt; also returns `labels` of the memory after the step."""
     part = create(
@@ -54,7 +64,7 @@ def meds(
         "meds",
         penalty_coef=alpha if penalty_coef is None else penalty_coef,
         max_penalty=beta if max_penalty is None else max_penalty,
-        neighbours=k,
+        neighbours=k if neighbours is None else neighbours,
         count_noise=count_noise,
         target=target,
         cap_log=cap_log,
@@ -144,7 +154,7 @@ def ehpo(
 
 def apriel(
     rewards,
-    success,
+    success=None,
     length=None,
     finished=None,
     group=None,

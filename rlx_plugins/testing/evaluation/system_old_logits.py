@@ -11,9 +11,9 @@ from .building import tensor
 
 
 def old_logits_form(
-    token_version,
-    response_mask,
-    logp_table,
+    token_version=None,
+    response_mask=None,
+    logp_table=None,
     current_version=None,
     strategy="snapshot",
     keep=8,
@@ -22,9 +22,13 @@ def old_logits_form(
     train_cost=10.0,
     gpu_split=0.25,
     pause_cost=2.0,
+    staleness=None,
 ) -> dict[str, Any]:
-    """`logp_table` [V,B,T]: what each version's forward pass gives."""
-    version, mask, table = tensor(token_version, torch.int64), tensor(response_mask).bool(), tensor(logp_table)
+    """`logp_table` [V,B,T]: what each version's forward pass gives; current_version - token_version as `staleness`."""
+    if token_version is None:
+        token_version = current_version - tensor(staleness, torch.int64)
+    version = tensor(token_version, torch.int64)
+    mask, table = tensor(response_mask).bool(), tensor(logp_table)
     scored = available(versions_in(version, mask, current_version), current_version, strategy, keep)
     found = old_logits(version, mask, scored, lambda v: table[v])
     cost = StepTime(switch_cost, forward_cost, train_cost, gpu_split, pause_cost)
