@@ -107,6 +107,10 @@ class RolloutPart(Plugin):
         """Sampler [ops]: keys of the prompts to start; may return fewer than `n`, or more where it over-draws."""
         return []
 
+    def reserve(self, ctx: Context) -> int:
+        """Hint: rollouts of a group it starts itself, in `more`; a group without an allocator begins with the rest."""
+        return 0
+
     def more(self, idle: list[Group], ctx: Context) -> Any:
         """Allocator, then hint [ops]: further rollouts for groups whose rollouts have all ended; [] = complete."""
         return []
@@ -170,7 +174,7 @@ class Hint(RolloutPart):
     """Help in the context or as a prefix of the answer."""
 
     must = ("prepare",)
-    may = ("more", "annotate", "observe", "feedback")
+    may = ("reserve", "more", "annotate", "observe", "feedback")
 
 
 class Temperature(RolloutPart):

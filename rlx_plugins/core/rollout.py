@@ -151,7 +151,7 @@ class _Step:
             return []
         new: list[Rollout] = []
         if not self.parts["allocator"]:
-            new = [r for g in idle if not g.rollouts for r in g.start(self.ctx.group_size)]
+            new = [r for g in idle if not g.rollouts for r in g.start(self._first_round())]
         for part in self.planners:
             busy = {r.group for r in new}
             new += (yield from as_steps(part.more([g for g in idle if g.id not in busy], self.ctx))) or []
@@ -159,6 +159,19 @@ class _Step:
         for g in idle:
             g.planned = not busy if self.waits_for_all else g.id not in busy
         return new
+
+    def _first_round(self) -> int:
+        """Rollouts a group begins with where no allocator says: group_size, less what a hint starts itself later."""
+        size = self.ctx.group_size
+        for part in self.parts["hint"]:
+            reserved = part.reserve(self.ctx)
+            if reserved >= size:
+                raise ConfigError(
+                    f"hint {part.name} starts {reserved} of a group's rollouts itself, which leaves none of its"
+                    f" {size} to begin with; raise the group size, or lower what the hint starts"
+                )
+            size -= reserved
+        return size
 
     def _depart(self) -> list[Group]:
         """Complete groups leave: edited by `complete`, then accepted into the batch or not; returns those that left.

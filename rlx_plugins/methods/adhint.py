@@ -1,4 +1,4 @@
-"""ADHint as one name: what hinted rollouts are worth, and which tokens of the hint they train."""
+"""ADHint as one name: hints as long as prompts are hard, what hinted rollouts are worth, which hint tokens train."""
 
 from __future__ import annotations
 
@@ -9,31 +9,39 @@ from ..advantages.adhint import ADHint as ADHintAdvantage
 from ..core.kinds import Method
 from ..core.params import param
 from ..core.registry import register
+from ..hints.adhint import ADHint as ADHintHint
 from ..selectors.adhint import ADHint as ADHintSelector
+from ._parts import spec
 
 
 @register("method", "adhint")
 @dataclass
 class ADHint(Method):
-    """Expands to advantage=adhint and selector=adhint; the hinted rollouts come from the `hint` named beside it.
+    """Expands to hint=adhint, advantage=adhint and selector=adhint.
 
-    The parameters are those of the two parts, which check them; `rlx show advantage adhint` and
+    The parameters are those of the parts, which check them; `rlx show hint adhint`, `rlx show advantage adhint` and
     `rlx show selector adhint` say what each means.
     """
 
-    paper = "ADHint: Adaptive Hints with Difficulty Priors for Reinforcement Learning, arXiv 2512.13095"
+    paper = ADHintHint.paper
 
+    column: str = param(ADHintHint.column, doc="hint; dataset column")
+    hinted_rollouts: int | None = param(ADHintHint.hinted_rollouts, doc="hint")
+    min_share: float = param(ADHintHint.min_share, doc="hint")
+    max_share: float = param(ADHintHint.max_share, doc="hint")
+    noise_width: float = param(ADHintHint.noise_width, doc="hint")
+    skip_difficulty: float = param(ADHintHint.skip_difficulty, doc="hint")
+    min_continuation: int = param(ADHintHint.min_continuation, doc="hint; tokens")
+    max_reward: float = param(ADHintHint.max_reward, doc="hint and advantage")
     gap_weight: float = param(ADHintAdvantage.gap_weight, doc="advantage")
     pool: str = param(ADHintAdvantage.pool, doc="advantage")
-    max_reward: float = param(ADHintAdvantage.max_reward, doc="advantage")
     tolerance: float = param(ADHintSelector.tolerance, doc="selector")
     modulate: bool = param(ADHintSelector.modulate, doc="selector")
     preserve: bool = param(ADHintSelector.preserve, doc="selector")
 
     def expand(self) -> dict[str, Any]:
-        own = self.params()
-        advantage, selector = ("gap_weight", "pool", "max_reward"), ("tolerance", "modulate", "preserve")
         return {
-            "advantage": {"name": "adhint", **{name: own[name] for name in advantage}},
-            "selector": {"name": "adhint", **{name: own[name] for name in selector}},
+            "hint": spec(self, ADHintHint),
+            "advantage": spec(self, ADHintAdvantage),
+            "selector": spec(self, ADHintSelector),
         }

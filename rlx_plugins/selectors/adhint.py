@@ -29,8 +29,8 @@ class ADHint(Selector):
     the numbers hint_tokens and hint_weight (their mean weight). Denominators stay those of all tokens.
 
     Only hint tokens inside response_mask are trained, and so concern this rule: those of segments with `imitated=True`
-    (`hint.imitate=true` for adaprefix). Others leave all weights at 1 and hint_tokens at 0. The weight function is
-    reconstructed.
+    (`hint: adhint`; `hint.imitate=true` for adaprefix). Others leave all weights at 1 and hint_tokens at 0. The weight
+    function is reconstructed.
     """
 
     paper = "ADHint: Adaptive Hints with Difficulty Priors for Reinforcement Learning, arXiv 2512.13095"

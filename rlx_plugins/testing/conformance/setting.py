@@ -55,7 +55,6 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         "advantage": {"name": "sd_grpo", "segment_weights": [{"brief": 1}, {"correct": 1}], "boundary_tokens": [CALL]}
     },
     ("clip", "hapo"): {"advantage": "hapo"},
-    ("method", "adhint"): {"hint": "guide"},
     ("advantage", "lead"): {"reward": "lead"},
     ("reward", "lead"): {"advantage": "lead"},
     ("reward", "smith"): {"advantage": "gdpo"},

@@ -201,6 +201,28 @@ def test_a_hint_prefix_is_in_the_response_but_not_in_the_loss(model, tmp_path, r
     assert (batch.response_mask.sum(1) <= 7).all() and batch.response_mask.any(1).all()
 
 
+def test_hinted_rollouts_follow_plain_ones_and_their_hints_are_trained(model, tmp_path, batches):
+    solutions = [f"{i}{i}{i}..." for i in range(10, 34)]
+    plugins = {"hint": {"name": "adhint", "noise_width": 0.0}, "selector": "adhint"}
+    settings = {"reward_funcs": lambda completions, **columns: [float("..." in text) for text in completions]}
+    t = _run(model, tmp_path, plugins, train_dataset=dataset(solution=solutions), max_steps=1, **settings)
+    (batch,) = batches
+    assert batch.helped.tolist() == [False, False, True, True] * 2 and batch.groups.sizes.tolist() == [4, 4]
+    assert batch.source == (["fresh"] * 2 + ["hinted"] * 2) * 2
+    hint = int(0.9 * 9 + 0.5)  # nine tokens, one of them left to the model; no plain rollout has three points
+    for i in batch.helped.nonzero()[:, 0].tolist():
+        told = solutions[int(batch.prompt_key[i])][:hint]
+        assert batch.response_ids[i, :hint].tolist() == t.processing_class(told)["input_ids"]
+        assert batch.hint_mask[i, :hint].all() and not batch.hint_mask[i, hint:].any()
+        assert batch.response_mask[i, :hint].all() and batch.logp_rollout[i, :hint].isnan().all()
+        ids = torch.tensor([batch.prompt_ids[i] + batch.rollout[i].tokens])
+        assert batch.logp_old[i, :hint].isfinite().all() and ids.shape[1] > len(batch.prompt_ids[i]) + hint
+    assert not batch.hint_mask[~batch.helped].any() and batch.rewards.tolist() == [0, 0, 0, 0] * 2
+    (log,) = logs(t)
+    assert (log["rlx/hint/adhint_difficulty"], log["rlx/hint/adhint_hinted"]) == (1, 1)
+    assert log["rlx/selector/adhint/hint_tokens"] == 4 * hint
+
+
 def test_every_row_has_its_own_temperature(model, tmp_path, registered, batches):
     @registered("temperature", "test_two")
     class Two(rlx.Temperature):
