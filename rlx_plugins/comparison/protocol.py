@@ -68,21 +68,21 @@ def check_arms(
 
     settings  arm -> the `identity` of its runs, without the seed
     Raises ConfigError where no seed could be matched (host, model, task), where the metric is not the same quantity on
-    both sides (`reward` of other rewards or weights), and where the budget is unequal or the host can't keep it.
+    both sides (`reward` of other rewards or weights), and where the budget is unequal or can't be kept.
     """
     if baseline not in settings:
         raise ConfigError(f"--baseline: no arm is called {baseline!r} (the arms are {', '.join(settings)})")
     if budget.tokens is not None:
-        unable = [arm for arm, s in settings.items() if s["host"] != "trl"]
-        if unable:
-            raise ConfigError(
-                f"--budget {budget.kind}: only host trl ends a run at a number of tokens, not {unable[0]}"
-            )
-        argument = f"max_{budget.kind}_tokens"
+        limit = f"max_{budget.kind}_tokens"
         for arm, setting in settings.items():
-            if setting["arguments"].get(argument) != budget.tokens:
-                given = setting["arguments"].get(argument)
-                raise ConfigError(f"--budget {budget.kind}={budget.tokens}: arm {arm} was run with {argument}={given}")
+            if setting[limit] != budget.tokens:
+                given = setting[limit]
+                raise ConfigError(f"--budget {budget.kind}={budget.tokens}: arm {arm} was run with {limit}={given}")
+            if setting["host"] == "verl" and not setting["plugins"]:
+                raise ConfigError(
+                    f"--budget {budget.kind}: on host verl tokens are counted in runs with plug-ins, and arm {arm} has"
+                    " none; name one (advantage=grpo)"
+                )
     flat = {arm: _flat(s) for arm, s in settings.items()}
     control = flat[baseline]
     found: list[Difference] = []

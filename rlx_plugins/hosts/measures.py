@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,3 +108,17 @@ def weights_hash(model: nn.Module) -> str:
         digest.update(f"{name} {values.dtype} {tuple(named[name].shape)}".encode())
         digest.update(chosen.tobytes())
     return digest.hexdigest()[:16]
+
+
+def checkpoint_hash(folder: Path) -> str | None:
+    """16 hex digits of a checkpoint's safetensors: names, sizes, and 64 evenly spaced KiB of each; None without any."""
+    digest = hashlib.sha256()
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as f:
+            for at in range(0, size, max(1024, size // 64)):
+                f.seek(at)
+                digest.update(f.read(1024))
+    return digest.hexdigest()[:16] if files else None

@@ -58,6 +58,8 @@ class Profile(BaseModel):
     teacher: str | None = None
     value_model: str | None = None
     steps: int | None = Field(None, ge=1)
+    max_generated_tokens: int | None = Field(None, ge=1)
+    max_update_tokens: int | None = Field(None, ge=1)
     prompts_per_step: int | None = Field(None, ge=1)
     group_size: int | None = Field(None, ge=1)
     updates_per_batch: int | None = Field(None, ge=1)

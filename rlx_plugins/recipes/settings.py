@@ -1,6 +1,7 @@
 """Settings of a profile that mean the same on every host, and the hosts' own arguments that say the same.
 
 steps                training steps: batches of rollouts
+max_generated_tokens, max_update_tokens   tokens sampled, or trained (once a pass), whose step is the last, if before
 prompts_per_step     prompts of a step
 group_size           rollouts per prompt, unless an allocator decides
 updates_per_batch    passes over a step's rollouts, each one optimizer step
@@ -25,6 +26,8 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SAME: dict[str, dict[str, tuple[str, ...]]] = {
     "trl": {
         "steps": ("max_steps",),
+        "max_generated_tokens": (),
+        "max_update_tokens": (),
         "prompts_per_step": ("generation_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
         "group_size": ("num_generations",),
         "updates_per_batch": ("num_iterations",),
@@ -41,6 +44,8 @@ SAME: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "verl": {
         "steps": ("trainer.total_training_steps",),
+        "max_generated_tokens": ("rlx.max_generated_tokens",),
+        "max_update_tokens": ("rlx.max_update_tokens",),
         "prompts_per_step": ("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"),
         "group_size": (f"{_ROLLOUT}.n",),
         "updates_per_batch": (f"{_ACTOR}.ppo_epochs",),

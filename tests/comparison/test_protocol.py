@@ -56,16 +56,18 @@ def test_a_baseline_that_is_no_arm_is_refused():
 
 def test_a_token_budget_is_one_that_every_arm_ran_with():
     assert Budget.read("generated=2_000").overrides() == ["max_generated_tokens=2000"]
-    both = setting(arguments={"max_steps": 20, "max_generated_tokens": 2000})
-    longer = setting(arguments={"max_steps": 40, "max_generated_tokens": 2000})
+    both = setting(max_generated_tokens=2000)
+    longer = setting(arguments={"max_steps": 40}, max_generated_tokens=2000)
     budget = Budget.read("generated=2000")
     assert len(check_arms({"a": both, "b": longer}, "a", metrics=[], budget=budget)) == 1
     with pytest.raises(rlx.ConfigError, match="arm b was run with max_generated_tokens=None"):
         check_arms({"a": both, "b": setting()}, "a", metrics=[], budget=budget)
     with pytest.raises(rlx.ConfigError, match="max_generated_tokens=2000 .*unequal budgets"):
         check_arms({"a": setting(), "b": both}, "a", metrics=[], budget=Budget())
-    with pytest.raises(rlx.ConfigError, match="only host trl"):
-        check_arms({"a": setting(host="verl")}, "a", metrics=[], budget=budget)
+    verl = setting(host="verl", arguments={}, max_generated_tokens=2000)
+    with pytest.raises(rlx.ConfigError, match="counted in runs with plug-ins, and arm a has none"):
+        check_arms({"a": verl}, "a", metrics=[], budget=budget)
+    assert check_arms({"a": verl | {"plugins": {"advantage": "grpo"}}}, "a", metrics=[], budget=budget) == []
 
 
 @pytest.mark.parametrize("text", ["tokens", "generated", "generated=", "generated=-5", "steps=3"])

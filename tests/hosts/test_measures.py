@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from rlx_plugins.core.batch import RolloutBatch
-from rlx_plugins.hosts.measures import batch_measures, prompts_hash, shares, update_tokens, weights_hash
+from rlx_plugins.hosts.measures import (
+    batch_measures,
+    checkpoint_hash,
+    prompts_hash,
+    shares,
+    update_tokens,
+    weights_hash,
+)
 
 NAN = math.nan
 
@@ -118,3 +125,16 @@ def test_the_hash_of_weights_changes_with_a_weight_its_name_and_its_shape():
     empty = nn.Module()
     empty.register_parameter("x", nn.Parameter(torch.empty(0)))
     assert len(weights_hash(empty)) == 16
+
+
+def test_a_checkpoint_is_recognised_by_its_weights_on_disk(tmp_path):
+    assert checkpoint_hash(tmp_path) is None
+    weights = bytearray(range(256)) * 1000
+    found = []
+    for change in (None, 0, 252_100):
+        if change is not None:
+            weights[change] ^= 1
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        found.append(checkpoint_hash(tmp_path))
+        assert found[-1] == checkpoint_hash(tmp_path)
+    assert len(set(found)) == 3

@@ -148,7 +148,7 @@ def test_arguments_of_several_hosts_are_given_by_host(recipe, wrong, message):
 @pytest.mark.parametrize(
     ("host", "changes", "message"),
     [
-        ("verl", ("advantage: grpo", "reward: meds"), "reward meds needs .*'forward:hidden'"),
+        ("verl", ("advantage: grpo", "allocator: eepo"), "allocator eepo needs .*'unlearn'"),
         ("trl", ("advantage: grpo", "pruner: april"), "pruner april needs .*generation_chunk=N"),
         ("trl", ("advantage: grpo", "advantage: iapo"), "advantage iapo needs the signal 'direct_user'"),
         ("trl", ("advantage: grpo", "ratio: {name: token, denominator: logp_prox}"), "logp_prox.*prox_decay"),

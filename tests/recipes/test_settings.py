@@ -17,6 +17,8 @@ FULL = {
     "prox_decay": 0.5,
     "steps": 10,
     "prompts_per_step": 6,
+    "max_generated_tokens": 90_000,
+    "max_update_tokens": 80_000,
     "group_size": 4,
     "updates_per_batch": 2,
     "max_prompt_length": 100,
@@ -55,7 +57,7 @@ def test_settings_as_trls_arguments(monkeypatch):
         "generation_chunk": 50,
         "rollout_signals": ["info_gain"],
     }
-    assert trl_run.setting_arguments(Profile()) == {}
+    assert trl_run.setting_arguments(Profile()) == {}  # token budgets are `rlx run`'s own
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,8 @@ def test_settings_as_verls_options(monkeypatch):
     teacher = "distillation.teacher_models.teacher_model"
     assert verl_run.setting_overrides(Profile(**FULL)) == {
         "trainer.total_training_steps": 10,
+        "rlx.max_generated_tokens": 90_000,
+        "rlx.max_update_tokens": 80_000,
         "data.train_batch_size": 6,
         f"{actor}.ppo_mini_batch_size": 6,
         f"{actor}.ppo_epochs": 2,

@@ -26,9 +26,6 @@ Progress = Callable[[Mapping[str, Any]], None]
 PER_UPDATE = ("clip_ratio/", "rlx/clip/")
 """Metrics of the loss that differ from one optimizer step on a batch to the next."""
 
-BUDGETS = ("generated", "update")
-"""A recipe's arguments max_generated_tokens, max_update_tokens end a run before TRL's max_steps; `rlx run`'s own."""
-
 
 def train(
     recipe: Recipe,
@@ -43,7 +40,6 @@ def train(
 
     Returns held-out accuracy before and after, and a hash of the initial weights.
     """
-    profile, budget = without_budget(profile)
     config = make_config(recipe, profile, folder, seed)
     task = load_task(profile.task, seed)
     rewards = [task.reward(name) for name in profile.rewards]
@@ -72,8 +68,9 @@ def train(
             set_seed(seed)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(MetricsLog(folder, trainer, seconds, progress))
-    if budget:
-        trainer.add_callback(TokenBudget(trainer, **budget))
+    if profile.max_generated_tokens is not None or profile.max_update_tokens is not None:
+        budget = TokenBudget(trainer, generated=profile.max_generated_tokens, update=profile.max_update_tokens)
+        trainer.add_callback(budget)
     trainer.train(resume_from_checkpoint=checkpoint)
     if task.evaluate is not None:
         with whole_model(trainer) as model:
@@ -84,17 +81,6 @@ def train(
 def whole_model(trainer: MeasuredTrainer) -> Any:
     """A context in which every rank has the whole model, of which it holds a part under ZeRO-3."""
     return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
-
-
-def without_budget(profile: Profile) -> tuple[Profile, dict[str, int]]:
-    """The profile without the arguments that are ours, and the tokens they allow by the name of the budget."""
-    arguments = dict(profile.arguments)
-    given = {name: arguments.pop(f"max_{name}_tokens", None) for name in BUDGETS}
-    for name, tokens in given.items():
-        if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
-            raise ConfigError(f"max_{name}_tokens: a number of tokens, got {tokens!r}")
-    budget = {name: tokens for name, tokens in given.items() if tokens is not None}
-    return profile.model_copy(update={"arguments": arguments}), budget
 
 
 def make_config(recipe: Recipe, profile: Profile, folder: RunFolder, seed: int) -> RLXConfig:
@@ -109,7 +95,7 @@ def make_config(recipe: Recipe, profile: Profile, folder: RunFolder, seed: int) 
     known = RLXConfig.__dataclass_fields__
     for name in arguments:
         if name not in known or name == "plugins":
-            near = close_matches(name, [*known, *(f"max_{b}_tokens" for b in BUDGETS)])
+            near = close_matches(name, known)
             raise ConfigError(f"recipe {recipe.name}: TRL has no argument {name!r}{near}")
     fixed = {"output_dir": str(folder.checkpoints), "seed": seed, "logging_steps": 1}
     fixed |= {"report_to": "none", "disable_tqdm": True}  # the folder and the caller's progress take their place

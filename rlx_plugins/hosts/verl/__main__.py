@@ -27,10 +27,14 @@ def launch(config: Any) -> None:
     """Check `config` and train; raises ConfigError before anything is started."""
     import verl  # noqa: F401  (loads VERL_USE_EXTERNAL_MODULES, where plug-ins of one's own may be)
 
+    from .budget import TokenBudget
+    from .profile import options
     from .settings import check_engine, make_parts, read_plugins, trainer_mode, without_critic
 
     trainer_mode(config)
-    if read_plugins(config):
+    plugins = read_plugins(config)
+    TokenBudget.of(options(config), plugins=bool(plugins))
+    if plugins:
         make_parts(config)
         without_critic(config)
     check_engine(config)

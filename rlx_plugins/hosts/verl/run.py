@@ -28,6 +28,7 @@ from ...recipes.schema import Profile, Recipe
 from ...recipes.settings import SAME, flatten
 from ...recipes.task import check_task, is_tiny, load_model_path, load_object, reward_names, train_size
 from ...testing.tiny_model import cached_folder, source_digest
+from ..measures import checkpoint_hash
 
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -215,7 +216,10 @@ def train(
     progress: Progress | None = None,
     tiny: bool = True,
 ) -> dict[str, Any]:
-    """Run the training; metrics go to the folder step by step. Returns held-out accuracy before and after."""
+    """Run the training; metrics go to the folder step by step.
+
+    Returns held-out accuracy before and after, and a hash of the initial weights.
+    """
     if importlib.util.find_spec("verl") is None:
         raise ConfigError("host verl is not installed; pip install 'rlx-plugins[verl]'")
     command = make_command(recipe, profile, folder, seed=seed, resume=resume, tiny=tiny)
@@ -254,7 +258,19 @@ def train(
     record.read(metrics)
     if process.returncode != 0:
         raise RLXError(f"verl ended with {process.returncode}; {log}:\n{last_error(log)}")
-    return record.accuracy
+    return record.accuracy | {"initial_weights": initial_weights(load_model_path(profile.model))}
+
+
+def initial_weights(model: str) -> str | None:
+    """Hash of the model's files, which verl has downloaded if they were on a hub; None where they lie elsewhere."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(model) if Path(model).is_dir() else Path(snapshot_download(model, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return checkpoint_hash(folder)
 
 
 def in_cluster(overrides: Sequence[str], environment: Mapping[str, str]) -> list[str]:

@@ -118,6 +118,7 @@ def check_options(config: Any, parts: Parts, mode: str) -> None:
             f"actor_rollout_ref.actor.strategy={strategy}: the plug-ins' loss is made for verl's FSDP engines"
             f" (accepted: {', '.join(STRATEGIES)})"
         )
+    _check_micro_batches(config)
     _check_micro_scope(config, parts)
     _check_values(config, parts)
     _check_average(config)
@@ -138,6 +139,21 @@ def check_options(config: Any, parts: Parts, mode: str) -> None:
     if needs_program(parts):
         _check_program(config, parts, mode)
     check_engine(config)
+
+
+def _check_micro_batches(config: Any) -> None:
+    """Refuse a micro-batch that does not divide a mini-batch, which verl would find in the workers' first step."""
+    actor, trainer = config["actor_rollout_ref"]["actor"], config["trainer"]
+    micro = select(actor, "ppo_micro_batch_size_per_gpu")
+    if select(actor, "use_dynamic_bsz") or micro is None:
+        return
+    processes = trainer["nnodes"] * trainer["n_gpus_per_node"] // (select(actor, "ulysses_sequence_parallel_size") or 1)
+    rows = actor["ppo_mini_batch_size"] * config["actor_rollout_ref"]["rollout"]["n"]
+    if rows % (processes * micro):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide a mini-batch: its {rows} rows"
+            f" (ppo_mini_batch_size x rollout.n) on {processes} processes"
+        )
 
 
 def _check_micro_scope(config: Any, parts: Parts) -> None:

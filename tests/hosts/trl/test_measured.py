@@ -6,12 +6,10 @@ import pytest
 import torch
 from trl_tiny import dataset, run, trainer, weights
 
-import rlx_plugins as rlx
 from rlx_plugins.hosts.trl.measured import MeasuredTrainer, Spent, TokenBudget
-from rlx_plugins.hosts.trl.run import MetricsLog, spent_before, without_budget
+from rlx_plugins.hosts.trl.run import MetricsLog, spent_before
 from rlx_plugins.hosts.trl.trainer import RLXTrainer
 from rlx_plugins.recipes.run_folder import RunFolder
-from rlx_plugins.recipes.schema import Profile
 
 PLAIN = {}
 PLUGINS = {"clip": {"name": "ppo", "eps_low": 0.001, "eps_high": 0.001}}
@@ -135,15 +133,6 @@ def test_a_run_resumed_with_its_budget_spent_makes_no_step(model, tmp_path):
     again.add_callback(TokenBudget(again, generated=1))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert ended.state.global_step == again.state.global_step == 1
-
-
-def test_the_budget_is_taken_from_a_profiles_arguments_and_checked():
-    profile, budget = without_budget(Profile(arguments={"max_steps": 3, "max_update_tokens": 50}))
-    assert (profile.arguments, budget) == ({"max_steps": 3}, {"update": 50})
-    assert without_budget(Profile())[1] == {}
-    for wrong in (0, "many", 1.5):
-        with pytest.raises(rlx.ConfigError, match="max_generated_tokens: a number of tokens"):
-            without_budget(Profile(arguments={"max_generated_tokens": wrong}))
 
 
 def test_the_log_has_a_record_per_batch_with_the_clip_of_all_its_updates(model, tmp_path):

@@ -102,9 +102,22 @@ def test_plugins_are_words_or_keys_or_verls_own_flags(config):
         (["actor_rollout_ref.rollout.calculate_log_probs=False"], {"plugins": "correction=tis"}, "calculate_log_probs"),
         ([], {"plugins": "ratio=token ratio.denominator=logp_rollout correction=tis"}, "mismatch would count twice"),
         ([], {"plugins": "pruner=april"}, "rlx.generation_chunk"),
-        ([], {"plugins": "pruner=arrol"}, "log-probs and entropies only"),
+        *(
+            (
+                [f"actor_rollout_ref.actor.{where}ulysses_sequence_parallel_size=2"],
+                {"plugins": "pruner=arrol"},
+                "'forward:hidden', which verl lacks as configured: set ulysses_sequence_parallel_size=1",
+            )
+            for where in ("", "fsdp_config.")
+        ),
+        (["trainer.v1.trainer_mode=rlx_colocate_async"], {"plugins": "reward=meds"}, "'forward:hidden', .*=rlx_sync"),
         (["trainer.v1.trainer_mode=rlx_colocate_async"], {"plugins": "allocator=pilot_commit"}, "rlx_sync"),
         (["actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"], {"plugins": "sampler=vade"}, "single_turn"),
+        (
+            ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"],
+            {},
+            "=48 does not divide a mini-batch: its .* rows",
+        ),
         (
             ["actor_rollout_ref.actor.use_dynamic_bsz=True"],
             {"plugins": "aggregate=bnpo"},
