@@ -14,7 +14,7 @@ from .errors import DataError, MissingSignal
 from .segments import Segments
 
 if TYPE_CHECKING:
-    from .trajectory import Group
+    from .trajectory import Group, Rollout
 
 
 class RolloutBatch(Mapping[str, Any]):
@@ -165,7 +165,8 @@ def pack(
     """The finished rollouts of `groups` as a batch: rows in group order, responses padded on the right.
 
     Token columns [B,T]: response_ids, response_mask, hint_mask, turn_ids, segment_ids (-1 = none), logp_rollout (NaN
-    = unknown), logp_behavior (where recorded), staleness (policy versions). Row columns [B]: group, row_id, rewards
+    = unknown), logp_behavior (where recorded), staleness (policy versions); rollout_top_ids and rollout_top_logp
+    [B,T,K] (-1 and NaN = no entry) where an engine reported them. Row columns [B]: group, row_id, rewards
     (NaN = unscorable), keep, helped, finished, temperature, propensity; reward_components [B,K] with component_names;
     the scalars parts left in `rollout.extras` (NaN where a row has none). Lists: prompt_key, prompt_ids, source,
     rollout.
@@ -219,6 +220,7 @@ def pack(
     }
     if has_behavior:
         columns["logp_behavior"] = behavior
+    columns |= _top(rollouts, shape, dtype)
     names = sorted({name for r in rollouts for name in r.components})
     if names:
         values = [[r.components.get(name, torch.nan) for name in names] for r in rollouts]
@@ -227,6 +229,22 @@ def pack(
     columns |= _extras(rollouts, dtype, taken=set(columns))
     batch = RolloutBatch(columns, step=step, total_steps=total_steps, seed=seed)
     return batch.to(device)
+
+
+def _top(rollouts: Sequence[Rollout], shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The engine's likeliest tokens as columns [B,T,K]; none where no segment has them."""
+    size = max((s.top[0].shape[1] for r in rollouts for s in r.segments if s.top is not None), default=0)
+    if not size:
+        return {}
+    ids, logp = torch.full((*shape, size), -1, dtype=torch.int32), torch.full((*shape, size), torch.nan, dtype=dtype)
+    for b, r in enumerate(rollouts):
+        at = 0
+        for s in r.segments:
+            if s.top is not None:
+                k = s.top[0].shape[1]
+                ids[b, at : at + len(s.tokens), :k], logp[b, at : at + len(s.tokens), :k] = s.top
+            at += len(s.tokens)
+    return {"rollout_top_ids": ids, "rollout_top_logp": logp}
 
 
 def _extras(rollouts: Sequence[Any], dtype: torch.dtype, taken: set[str]) -> dict[str, Any]:

@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 _FORK = re.compile(r"fork:(\d+)@(\d+)")
 """What `Group.fork` writes into the tag of a fork."""
 
 Source = Literal["policy", "reused", "hint", "tool"]
 State = Literal["new", "running", "paused", "parked", "finished", "pruned"]
 Stop = Literal["eos", "length", "aborted"]
+Top = tuple[Tensor, Tensor]
+"""Ids [n,K] (-1: none) and log-probabilities [n,K] (NaN: none) of the K likeliest tokens at each of n places."""
 
 
 @dataclass
@@ -26,7 +31,8 @@ class Segment:
     environment. `logp` is what the engine reported when it sampled the tokens (None: unknown), `logp_behavior` the
     log-probability under the sampling-time weights *and context* where that differs from the training prompt's.
     `version` counts the weight updates the sampling policy had seen. `trained=False` marks a shared prefix that is
-    trained in another row; `imitated=True` marks hint tokens that are trained like the model's own.
+    trained in another row; `imitated=True` marks hint tokens that are trained like the model's own. `top` is what the
+    engine reported of its likeliest tokens where a part reads them.
     """
 
     tokens: list[int]
@@ -37,6 +43,7 @@ class Segment:
     trained: bool = True
     logp_behavior: list[float] | None = None
     imitated: bool = False
+    top: Top | None = field(default=None, compare=False)
 
     @property
     def from_model(self) -> bool:
@@ -50,7 +57,18 @@ class Segment:
     def head(self, n: int) -> Segment:
         """The first `n` tokens, as a segment of its own."""
         cut = {name: values[:n] for name in ("logp", "logp_behavior") if (values := getattr(self, name)) is not None}
-        return dataclasses.replace(self, tokens=self.tokens[:n], **cut)
+        top = None if self.top is None else (self.top[0][:n], self.top[1][:n])
+        return dataclasses.replace(self, tokens=self.tokens[:n], top=top, **cut)
+
+    def extend(self, tokens: list[int], logp: list[float] | None = None, top: Top | None = None) -> None:
+        """Append tokens with what the engine reported when it sampled them (None: unknown)."""
+        old, new = len(self.tokens), len(tokens)
+        self.tokens = self.tokens + tokens
+        self.logp = _joined(self.logp, old, logp, new)
+        self.logp_behavior = _joined(self.logp_behavior, old, None, new)
+        if self.top is not None or top is not None:
+            (ids, values), (more_ids, more_values) = _known(self.top, old, top), _known(top, new, self.top)
+            self.top = torch.cat([ids, more_ids]), torch.cat([values, more_values])
 
     def to_plain(self) -> dict[str, Any]:
         """The fields as a dict of plain values that shares nothing with the segment: what a part keeps as state."""
@@ -232,6 +250,22 @@ class Group:
         """The group that `to_plain` made `saved` of."""
         rollouts = [Rollout.from_plain(r) for r in saved["rollouts"]]
         return cls(**_unshared({**saved, "rollouts": None}) | {"rollouts": rollouts})
+
+
+def _joined(a: list[float] | None, n: int, b: list[float] | None, m: int) -> list[float] | None:
+    """Two runs of n and m log-probs, NaN where unknown; None where both are."""
+    if a is None and b is None:
+        return None
+    return (a if a is not None else [math.nan] * n) + (b if b is not None else [math.nan] * m)
+
+
+def _known(top: Top | None, n: int, like: Top | None) -> Top:
+    """The likeliest tokens of n places; where they are unknown, no entries, as many as `like` has."""
+    if top is not None:
+        return top
+    assert like is not None
+    ids, logp = like
+    return ids.new_full((n, ids.shape[1]), -1), logp.new_full((n, logp.shape[1]), math.nan)
 
 
 def _unshared(fields: Mapping[str, Any]) -> dict[str, Any]:

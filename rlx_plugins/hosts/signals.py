@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.config import Parts
 from ..core.errors import ConfigError, DataError
 from ..core.host import BATCH_SIGNALS, TOKEN_SIGNALS
+from ..core.trajectory import Top
 
 PRIOR = "value_prior"
 VALUES = frozenset({"values", PRIOR})
@@ -19,6 +20,12 @@ VALUES = frozenset({"values", PRIOR})
 
 TOP = 5
 """Tokens whose probabilities add up to the signal `confidence`."""
+
+TOP_TOKENS = frozenset({"rollout_top_ids", "rollout_top_logp"})
+"""The rollout engine's likeliest tokens and their log-probs at the temperature it sampled with, [B,T,TOP_K]."""
+
+TOP_K = 20
+"""Tokens in them: PDM's number, and the most vLLM reports unless it is started with another `max_logprobs`."""
 
 OPTION = "rollout_signals"
 """Name of the hosts' option that lists the fields of rollout code and reward functions to take as signals."""
@@ -48,6 +55,31 @@ def check_names(option: str, names: Any) -> tuple[str, ...]:
 def per_token(parts: Parts) -> frozenset[str]:
     """Signals of a run that hold one entry per response token."""
     return TOKEN_SIGNALS.union(*(part.token_signals for part in parts))
+
+
+def top_tokens(ids: Sequence[Sequence[int]], logp: Sequence[Sequence[float | None]]) -> Top:
+    """[n,TOP_K] int32 and float32 of what an engine reported at n tokens, likeliest first; None is unknown."""
+    none, nan = [-1] * TOP_K, [float("nan")] * TOP_K
+    listed = [[*row, *none][:TOP_K] for row in ids]
+    values = [[*(nan[0] if x is None else x for x in row), *nan][:TOP_K] for row in logp]
+    shape = (len(listed), TOP_K)
+    return torch.tensor(listed, dtype=torch.int32).reshape(shape), torch.tensor(values).float().reshape(shape)
+
+
+def top_columns(rows: Sequence[Top | None], width: int) -> dict[str, Tensor]:
+    """`rollout_top_ids` and `rollout_top_logp` [B,width,TOP_K] of rows (None: no token of theirs is known)."""
+    ids = torch.full((len(rows), width, TOP_K), -1, dtype=torch.int32)
+    logp = torch.full((len(rows), width, TOP_K), torch.nan)
+    for i, top in enumerate(rows):
+        if top is not None:
+            n = min(width, len(top[0]))
+            ids[i, :n], logp[i, :n] = top[0][:n], top[1][:n]
+    return {"rollout_top_ids": ids, "rollout_top_logp": logp}
+
+
+def indices(column: Any) -> Any:
+    """A column of ids, which travels as int32, as the int64 that indexing takes; any other as it is."""
+    return column.long() if isinstance(column, Tensor) and column.dtype == torch.int32 else column
 
 
 def row_column(values: Sequence[Any], device: torch.device | None = None) -> Any:

@@ -145,6 +145,6 @@ def _as_group(rows: list[Rollout]) -> Mapping[str, Any]:
     kept = [Rollout.from_plain(r.to_plain() | {"extras": {SELF_DISTILLED: 1.0}}) for r in rows]
     for r in kept:
         for s in r.segments:
-            s.logp = s.logp_behavior = None
+            s.logp = s.logp_behavior = s.top = None
     group = Group(first.group, first.prompt_key, list(first.prompt), rollouts=kept, fresh=False, planned=True)
     return group.to_plain()

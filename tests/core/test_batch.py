@@ -122,6 +122,21 @@ def test_hint_tool_and_untrained_tokens_are_not_model_tokens_that_count():
     assert packed.helped.tolist() == [True]
 
 
+def test_the_engines_likeliest_tokens_are_columns_where_a_segment_has_them():
+    g = group("a")
+    assert "rollout_top_ids" not in rlx.pack([g]) if rollout(g, [4], 0.0) else False
+    (r,) = g.start(1)
+    reported = torch.tensor([[5, 8], [6, 9]], dtype=torch.int32), torch.tensor([[-0.1, -2.5], [-0.2, -2.0]])
+    r.segments += [rlx.Segment([1], "hint"), rlx.Segment([5, 6], top=reported)]
+    r.reward = 1.0
+    r.finish("eos")
+    packed = rlx.pack([g])
+    assert packed.rollout_top_ids.tolist() == [[[-1, -1]] * 3, [[-1, -1], [5, 8], [6, 9]]]
+    assert packed.rollout_top_ids.dtype == torch.int32
+    torch.testing.assert_close(packed.rollout_top_logp[1, 1:], reported[1])
+    assert torch.isnan(packed.rollout_top_logp).sum() == 8
+
+
 def test_imitated_hint_tokens_count_like_the_models_own_except_in_a_shared_prefix():
     g = group("a")
     (r,) = g.start(1)

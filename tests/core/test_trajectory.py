@@ -33,6 +33,33 @@ def test_the_head_of_a_segment_cuts_its_log_probs_too():
     assert s.head(2) == Segment([1, 2], logp=[-1.0, -2.0], logp_behavior=[-4.0, -5.0], version=2)
 
 
+def top(*ids):
+    """An engine's report of two tokens at each place; the log-prob tells the id."""
+    ids = torch.tensor(ids, dtype=torch.int32)
+    return ids, -0.1 * ids
+
+
+def test_the_head_and_a_fork_keep_what_the_engine_reported_of_their_tokens():
+    s = Segment([1, 2, 3], top=top([1, 4], [5, 2], [3, 6]))
+    assert s.head(2).top[0].tolist() == [[1, 4], [5, 2]] and len(s.head(2).top[1]) == 2
+    g = Group("g", "p", [7])
+    (base,) = g.start(1)
+    base.segments = [s]
+    (fork,) = g.fork(base, 1, 1)
+    assert fork.segments[0].top[0].tolist() == [[1, 4]] and Segment([1]).head(1).top is None
+
+
+def test_a_segment_that_is_extended_knows_what_was_reported_of_either_run():
+    s = Segment([1], logp_behavior=[-3.0])
+    s.extend([2])
+    assert (s.tokens, s.logp, s.top) == ([1, 2], None, None) and math.isnan(s.logp_behavior[1])
+    s.extend([3], [-1.0], top([3, 4]))
+    assert s.tokens == [1, 2, 3] and [math.isnan(x) for x in s.logp] == [True, True, False]
+    s.extend([5])
+    assert s.top[0].tolist() == [[-1, -1], [-1, -1], [3, 4], [-1, -1]] and s.top[0].dtype == torch.int32
+    assert torch.isnan(s.top[1]).tolist() == [[True, True], [True, True], [False, False], [True, True]]
+
+
 def test_a_rollout_is_helped_by_a_hint_in_its_context_or_its_response():
     assert Rollout("p", "g", 0, [7], context=[1]).helped
     assert Rollout("p", "g", 0, [7], segments=[Segment([1], "hint")]).helped
@@ -121,7 +148,7 @@ def test_success_rate_without_a_scorable_rollout_is_none():
 def a_full_group():
     g = Group("g", "p", [7], extras={"solution": [1, 2]}, planned=True, fresh=False)
     (r,) = g.start(1)
-    r.segments = [Segment([1], "hint"), Segment([2, 3], logp=[-1.0, -2.0], version=4, turn=1)]
+    r.segments = [Segment([1], "hint"), Segment([2, 3], logp=[-1.0, -2.0], version=4, turn=1, top=top([2, 8], [3, 9]))]
     r.components, r.extras, r.propensity = {"correct": 1.0}, {"score": torch.ones(2)}, 0.25
     r.finish("eos")
     return g
@@ -132,6 +159,7 @@ def test_a_group_survives_being_made_plain_and_saved(tmp_path):
     torch.save(g.to_plain(), tmp_path / "group.pt")
     back = Group.from_plain(torch.load(tmp_path / "group.pt", weights_only=True))
     assert torch.equal(back.rollouts[0].extras.pop("score"), g.rollouts[0].extras.pop("score"))
+    assert back.rollouts[0].segments[1].top[0].tolist() == [[2, 8], [3, 9]]
     assert back == g
 
 

@@ -28,6 +28,17 @@ def test_numbers_and_unknown_entries_are_a_float_column_padded_with_nan():
     assert torch.isnan(column([None, [1]])[0]).all()
 
 
+def test_likeliest_tokens_are_cut_or_padded_to_one_number_of_them():
+    ids, logp = signals.top_tokens([list(range(21)), [7]], [[-0.1 * i for i in range(21)], [None]])
+    assert ids.shape == logp.shape == (2, signals.TOP_K) and (ids.dtype, logp.dtype) == (torch.int32, torch.float32)
+    assert ids[0].tolist() == list(range(20)) and ids[1].tolist() == [7] + [-1] * 19
+    assert float(logp[0, 19]) == pytest.approx(-1.9) and torch.isnan(logp[1]).all()
+    columns = signals.top_columns([(ids, logp), None], width=3)
+    assert columns["rollout_top_ids"][0, 0].tolist() == list(range(20))
+    assert torch.isnan(columns["rollout_top_logp"][1]).all() and (columns["rollout_top_ids"][0, 2] == -1).all()
+    assert [len(x) for x in signals.top_tokens([], [])] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("rows", "padded"),
     [

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import rlx_plugins as rlx
 from rlx_plugins.hosts.table import CALL, TableHost, TableTrainer
 from rlx_plugins.hosts.table.facts import FACTS
+from rlx_plugins.replay.cadence import _as_group
 from rlx_plugins.testing import evaluate
 
 ROW = st.tuples(
@@ -101,6 +102,14 @@ def test_in_the_phase_the_loss_and_its_gradient_are_those_of_supervised_fine_tun
     expected.backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(found, t.host.policy.theta.grad)
+
+
+def test_what_the_engine_reported_of_stored_tokens_is_forgotten():
+    reported = torch.tensor([[7, 8]], dtype=torch.int32), torch.tensor([[-0.1, -2.5]])
+    r = rlx.Rollout("p", "g", 0, [1], segments=[rlx.Segment([7], logp=[-0.1], top=reported)])
+    (stored,) = _as_group([r])["rollouts"]
+    assert [stored["segments"][0][name] for name in ("logp", "logp_behavior", "top")] == [None] * 3
+    assert r.segments[0].top is reported
 
 
 def test_a_later_verdict_replaces_the_earlier_one():

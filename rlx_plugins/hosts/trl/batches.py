@@ -12,11 +12,11 @@ from ...core.batch import RolloutBatch
 from ...core.config import Parts
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
-from ..signals import OPTION, VALUES, add_supplied, per_token, row_column, row_name
+from ..signals import OPTION, TOP_TOKENS, VALUES, add_supplied, per_token, row_column, row_name, top_columns
 from .columns import fit, gather_rows, log_probs, response_mask, token_columns
 from .forward import forward_columns
 from .inputs import PROMPT_KEY
-from .profile import ALWAYS, LIKELIEST, TOP_LOGP, column_names
+from .profile import ALWAYS, LIKELIEST, column_names
 from .rollouts import Rollouts
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Needs:
 
     logp_old, entropy   before the loss, where the parent computes neither by itself
     logp_rollout, logp_behavior, logp_teacher, logp_prox   anywhere
-    likeliest           signals made of the policy's likeliest tokens, anywhere
+    likeliest           signals made of likeliest tokens, anywhere
     values              of a value model: `values`, `value_prior`
     dataset, supplied   columns of the dataset, and fields named in `rollout_signals`, that become columns of the batch
     per_token           those of `supplied` with one entry per response token
@@ -80,6 +80,8 @@ def generated_batch(
     """Rows that the parent generated: every `num_generations` are a group; `empty_rows` have no token of the model."""
     device, needs = trainer.accelerator.device, trainer.needs
     columns: dict[str, Any] = token_columns(out, trainer.eos_token_ids) | forward_columns(trainer, out)
+    if trainer.reports_top_tokens:
+        columns |= {n: c.to(device) for n, c in top_columns(trainer.top_tokens, out["completion_ids"].shape[1]).items()}
     if empty_rows:
         columns["response_mask"][empty_rows] = False
         columns["finished"][empty_rows] = True
@@ -134,10 +136,13 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
     supplied = {name: _logged(made, name) for name in trainer.needs.supplied}
     add_supplied(columns, supplied, made.lengths, trainer.needs.per_token)
     columns.setdefault("correct", batch.rewards > SUCCESS)
-    if TOP_LOGP in trainer.needs.likeliest:  # the engine's own only where it sampled as the trainer scores
+    if trainer.reports_top_tokens:
+        if not TOP_TOKENS <= set(columns):  # no row was sampled in this step
+            columns |= {n: c.to(batch.device) for n, c in top_columns([None] * size, width).items()}
+    elif (name := "rollout_top_logp") in trainer.needs.likeliest:  # the engine's own where it sampled as is scored
         alike = ~batch.helped & (batch.temperature == trainer.temperature)
         alike = (alike[:, None] & (columns["staleness"] == 0))[..., None]
-        columns[TOP_LOGP] = torch.where(alike, columns[TOP_LOGP], torch.nan)
+        columns[name] = torch.where(alike, columns[name], torch.nan)
     if trainer.needs.logp_behavior:
         old, recorded = columns["logp_old"], columns.get("logp_behavior")
         columns["logp_behavior"] = old if recorded is None else torch.where(torch.isnan(recorded), old, recorded)

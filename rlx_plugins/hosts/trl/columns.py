@@ -11,6 +11,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...core.batch import RolloutBatch
+from ..signals import indices
 
 PREFIX = "rlx/"
 """Prepared columns travel through TRL's shuffling and splitting as extra keys `rlx/<column>` of the dictionary."""
@@ -119,7 +120,7 @@ def own_rows(batch: RolloutBatch, total: int, mine: slice, width: int) -> tuple[
 
 def micro_batch(inputs: Mapping[str, Any], values: Mapping[str, Any], like: RolloutBatch) -> RolloutBatch:
     """The extra keys of one micro-batch as a batch again; `like` gives step, total_steps and seed."""
-    columns = {name.removeprefix(PREFIX): v for name, v in inputs.items() if name.startswith(PREFIX)}
+    columns = {name.removeprefix(PREFIX): indices(v) for name, v in inputs.items() if name.startswith(PREFIX)}
     return RolloutBatch({**values, **columns}, step=like.step, total_steps=like.total_steps, seed=like.seed)
 
 

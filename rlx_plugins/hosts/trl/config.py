@@ -179,5 +179,5 @@ def needs_program(parts: Parts) -> bool:
 
 def corrects_sampling(parts: Parts) -> bool:
     """Whether a part accounts for the mismatch between engine and trainer, so that TRL's own correction must not."""
-    ratio = parts.one("ratio")
-    return bool(parts["correction"]) or ratio.denominator != "logp_old"
+    dividers = (parts.one("ratio"), *parts["clip"])
+    return bool(parts["correction"]) or any(p.denominator not in (None, "logp_old") for p in dividers)

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 from trl.models.utils import disable_gradient_checkpointing
 
-from ..signals import TOP
+from ..signals import TOP, TOP_K, TOP_TOKENS
 from ..value_model import value_columns
 from .columns import LOG_PROBS, response_mask
 
 if TYPE_CHECKING:
     from .trainer import RLXTrainer
-
-K = 20
-"""Tokens in `rollout_top_ids` and `rollout_top_logp`; PDM's."""
 
 MULTIMODAL = (
     "pixel_values image_grid_thw num_images pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids"
@@ -37,9 +34,9 @@ def forward_columns(trainer: RLXTrainer, out: dict[str, Any]) -> dict[str, Tenso
     if trainer.value_model is not None and needs.values:
         values = value_columns(trainer.value_model, *tokens(out, trainer.response_lengths), response_mask(out))
         columns |= {name: values[name] for name in needs.values}
-    if needs.likeliest:
+    if made_here := needs.likeliest - (TOP_TOKENS if trainer.reports_top_tokens else frozenset()):
         made = likeliest(trainer, out)
-        columns |= {name: made[name] for name in needs.likeliest}
+        columns |= {name: made[name] for name in made_here}
     missing_old = needs.logp_old and LOG_PROBS["logp_old"] not in out
     if not missing_old and not needs.entropy:
         return columns
@@ -80,6 +77,6 @@ def likeliest(trainer: RLXTrainer, out: Mapping[str, Tensor]) -> dict[str, Tenso
             with trainer.accelerator.autocast():
                 output = trainer.model(input_ids=ids[rows], attention_mask=mask[rows], logits_to_keep=n + 1)
             logits = output.logits[:, -n - 1 : -1].float() / trainer.temperature
-            found.append(logits.log_softmax(-1).topk(min(K, logits.shape[-1])))
+            found.append(logits.log_softmax(-1).topk(min(TOP_K, logits.shape[-1])))
     logp, tokens = (torch.cat(parts) for parts in zip(*found))
     return {"rollout_top_logp": logp, "rollout_top_ids": tokens, "confidence": logp[..., :TOP].exp().sum(-1)}

@@ -19,7 +19,7 @@ from trl.trainer.utils import pad
 from ...core.errors import RLXError
 from ...core.operations import Abort, Forward, Generate, Operation, Steps
 from ...core.rollout import drive
-from ...core.trajectory import Rollout, Segment
+from ...core.trajectory import Rollout, Segment, Top
 
 if TYPE_CHECKING:
     from .trainer import RLXTrainer
@@ -144,13 +144,14 @@ class LockStep:
                     "max_new": max(room),
                 }
             )
-            new = [tokens[:n] for n, (tokens, _) in zip(room, sampled)]
-            logps = [None if logp is None else logp[:n] for n, (_, logp) in zip(room, sampled)]
+            new = [tokens[:n] for n, (tokens, *_) in zip(room, sampled)]
+            logps = [None if logp is None else logp[:n] for n, (_, logp, _) in zip(room, sampled)]
+            tops = [None if top is None else (top[0][:n], top[1][:n]) for n, (*_, top) in zip(room, sampled)]
             if self.report_logp and all(logp is None for logp in logps):
                 seen = [(r.prompt + r.context + r.tokens, tokens) for r, tokens in zip(rows, new)]
                 logps = self._all({"do": "forward", "want": "logp", "rows": seen})
-            for r, tokens, logp in zip(rows, new, logps):
-                self._append(r, tokens, logp)
+            for r, tokens, logp, top in zip(rows, new, logps, tops):
+                self._append(r, tokens, logp, top)
                 r.banned = []
 
     def _room(self, r: Rollout) -> int:
@@ -158,20 +159,16 @@ class LockStep:
         room = min(stops) - len(r)
         return room if self.chunk is None else min(room, self.chunk)
 
-    def _append(self, r: Rollout, tokens: list[int], logp: list[float] | None) -> None:
+    def _append(self, r: Rollout, tokens: list[int], logp: list[float] | None, top: Top | None) -> None:
         if not tokens:  # the engine stopped without a token
             r.finish("eos")
             return
         last = r.segments[-1] if r.segments else None
         if last is not None and last.source == "policy" and last.version == self.version and last.trained:
-            known = last.logp if last.logp is not None else [float("nan")] * len(last.tokens)
-            last.logp = None if logp is None and last.logp is None else known + (logp or [float("nan")] * len(tokens))
-            last.tokens = last.tokens + tokens
-            if last.logp_behavior is not None:
-                last.logp_behavior = last.logp_behavior + [float("nan")] * len(tokens)
+            last.extend(tokens, logp, top)
         else:
             turn = last.turn if last is not None else 0
-            r.segments.append(Segment(tokens, "policy", logp, self.version, turn))
+            r.segments.append(Segment(tokens, "policy", logp, self.version, turn, top=top))
 
     def _score(self, finished: list[Rollout]) -> None:
         """Rewards of finished rows, by TRL's own reward code."""
@@ -212,11 +209,12 @@ class LockStep:
 
     def _sample(
         self, rows: list[list[int]], temperature: float, max_new: int, banned: tuple[int, ...]
-    ) -> list[tuple[list[int], Any]]:
+    ) -> list[tuple[list[int], Any, Top | None]]:
         with sampling(self.trainer, temperature, max_new, banned):
             tokens, logp = self.trainer._generate_single_turn(rows, None, {}, 1)
         unknown = [[float("nan") if x is None else x for x in row] for row in logp] if logp is not None else None
-        return list(zip(map(list, tokens), unknown or [None] * len(rows)))
+        top = self.trainer.top_tokens if self.trainer.reports_top_tokens else [None] * len(rows)
+        return list(zip(map(list, tokens), unknown or [None] * len(rows), top))
 
     def _serve_score(self, rows: list[tuple[str, list[int]]], n: int) -> tuple[list[list[float]], dict[str, list[Any]]]:
         trainer = self.trainer

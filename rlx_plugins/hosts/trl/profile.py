@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...core.host import HostProfile
-from ..signals import VALUES
+from ..signals import TOP_TOKENS, VALUES
 
 ALWAYS = frozenset(
     "reward_components component_names hint_mask turn_ids segment_ids staleness helped source correct entropy logp_new"
@@ -18,10 +18,9 @@ logp_rollout is vLLM's or the `rollout_func`'s; transformers' generate reports n
 weights and arithmetic: there the trainer's log-probs stand for it (corrections, which would be 1, are refused).
 confidence, the probability of the policy's five likeliest tokens, takes a forward pass where a part reads it."""
 
-TOP_LOGP = "rollout_top_logp"
-LIKELIEST = frozenset({"confidence", "rollout_top_ids", TOP_LOGP})
-"""Signals made of the policy's likeliest tokens; the last two are the engine's, which are the policy's own where
-transformers samples."""
+LIKELIEST = TOP_TOKENS | {"confidence"}
+"""Signals made of likeliest tokens: `confidence` of the policy's, TOP_TOKENS of the engine's. vLLM reports its own;
+where transformers samples they are the policy's."""
 
 UPDATE = frozenset({"logits", "cut_rows"})
 PROGRAM = frozenset(
@@ -69,7 +68,7 @@ def host_profile(args: Any, *, dataset: Any = None, own_rollouts: bool = False) 
         "choose_prompts": NEEDS_ROWS_BY_INDEX,
         "domain": "add a column of that name to the dataset",
     }
-    if not (own_rollouts or args.use_vllm):
+    if not own_rollouts:
         signals |= LIKELIEST
     if args.beta != 0.0:
         signals.add("logp_ref")

@@ -20,6 +20,7 @@ PARAMETERS: dict[str, str] = {
     "trl.GRPOTrainer._get_train_sampler": "self dataset",
     "trl.GRPOTrainer._save_checkpoint": "self model trial",
     "trl.GRPOTrainer._load_optimizer_and_scheduler": "self checkpoint",
+    "trl.generation.vllm_generation.VLLMGeneration.generate": "self prompts images num_generations profiler",
     "trl.trainer.utils.pad": "tensors padding_value padding_side pad_to_multiple_of",
     "trl.trainer.utils.add_fused_lm_head": "model temperature cast_lm_head_to_fp32 outputs",
     "trl.models.utils.disable_gradient_checkpointing": "model gradient_checkpointing_kwargs",
@@ -34,10 +35,10 @@ PARAMETERS: dict[str, str] = {
 
 ATTRIBUTES: dict[str, str] = {
     "trl.GRPOTrainer": "eos_token_ids num_generations max_completion_length temperature rollout_func use_vllm tools"
-    " beta reward_weights reward_func_names generation_config vllm_generation _tokenizer _is_vlm _metrics _logs _step"
-    " _buffered_inputs _pending_extra_logs _entropy_bonus_enabled _last_world_entropy entropy_coef"
+    " beta reward_weights reward_func_names generation_config vllm_generation vllm_mode _tokenizer _is_vlm"
+    " _metrics _logs _step _buffered_inputs _pending_extra_logs _entropy_bonus_enabled _last_world_entropy entropy_coef"
     " use_adaptive_entropy aux_loss_enabled router_aux_loss_coef",
-    "trl.generation.vllm_generation.VLLMGeneration": "temperature max_completion_length",
+    "trl.generation.vllm_generation.VLLMGeneration": "temperature max_completion_length logprobs",
     "trl.trainer.utils.RepeatSampler": "shuffle generator num_samples",
 }
 """Class -> attributes its constructor sets."""
@@ -50,6 +51,11 @@ MENTIONS: dict[str, str] = {
     "trl.GRPOTrainer._log_completion_extra": "self._pending_extra_logs[column].extend(values)",
     "trl.GRPOTrainer._generate": "completions/clipped_ratio completions/mean_terminated_length"
     " self.rollout_func(prompts, self) env_mask self._generate_single_turn(",
+    "trl.GRPOTrainer._generate_single_turn": "self.vllm_generation.generate( [[lp[0]forlpinseq]forseqinlogprobs]",
+    "trl.generation.vllm_generation.VLLMGeneration.generate": '"logprobs":self.logprobs'
+    ' output.get("logprob_token_ids") extract_logprobs(all_outputs)',
+    "trl.generation.vllm_generation.VLLMGeneration._init_vllm": 'logprobs_mode="processed_logprobs"',
+    "trl.generation.vllm_generation.extract_logprobs": "sorted(lp.items(),key=lambdax:x[1].rank)",
     "trl.GRPOTrainer._compute_loss": "self._get_per_token_logps_and_entropies( compute_entropy=True"
     ' inputs["advantages"] advantages.dim()',
     "trl.GRPOTrainer._prepare_inputs": "self._generate_and_score_completions( shuffle_sequence_dict("

@@ -22,8 +22,9 @@ from ...core.context import Context
 from ...core.errors import ConfigError
 from ...core.objective import policy_loss
 from ...core.preparation import prepare
+from ...core.trajectory import Top
 from ..loss_terms import count_columns, micro_terms, refuse_nan
-from ..signals import PRIOR
+from ..signals import PRIOR, TOP_TOKENS
 from ..value_model import Priors, ValueFunction, load_value_model
 from .averaged import AveragedPolicy
 from .batches import Needs, check_fields, generated_batch, program_batch
@@ -35,6 +36,7 @@ from .losses import host_terms, window_totals, with_micro_scope
 from .profile import host_profile
 from .rollouts import Prompts, Rollouts, as_rollout_func_output, run_program
 from .teacher import Teacher
+from .top_tokens import check_server, top_tokens_asked
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ class RLXTrainer(GRPOTrainer):
     value_model      what `value_model` names
     reported         what reward functions told `log_extra` about this rank's completions, by name
     response_lengths  tokens of this rank's completions
+    reports_top_tokens  vLLM is asked for its likeliest tokens, because a part reads them
+    top_tokens       what it reported for this rank's rows when it was last called
     """
 
     parts: Parts | None = None
@@ -72,6 +76,8 @@ class RLXTrainer(GRPOTrainer):
     value_model: ValueFunction | None
     reported: dict[str, list[Any]]
     response_lengths: list[int]
+    reports_top_tokens: bool = False
+    top_tokens: list[Top]
 
     def __init__(
         self,
@@ -119,6 +125,9 @@ class RLXTrainer(GRPOTrainer):
         if self.needs.likeliest and self._is_vlm:
             made = ", ".join(sorted(self.needs.likeliest))
             raise ConfigError(f"{made}: made on text only; this model's processor is multimodal")
+        if self.use_vllm and self.needs.likeliest & TOP_TOKENS:
+            self.reports_top_tokens = True
+            check_server(self)
         self._token_columns = frozenset().union(*(getattr(p, "token_columns", ()) for p in parts))
         self._counts, self._micro_terms = count_columns(parts), micro_terms(parts)
         self.component_names = unique_names(self.reward_func_names)
@@ -205,7 +214,12 @@ class RLXTrainer(GRPOTrainer):
         return self.components
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        if self.reports_top_tokens and self.model.training:
+            with top_tokens_asked(self) as engine:
+                completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            self.top_tokens = engine.reported
+        else:
+            completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self.parts is not None and not self._program:
             empty = [i for i, ids in enumerate(completion_ids) if len(ids) == 0]
             self._empty_rows = [] if self.tools else empty

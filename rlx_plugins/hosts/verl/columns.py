@@ -11,6 +11,7 @@ from tensordict.tensorclass import NonTensorData, NonTensorStack
 from torch import Tensor
 
 from ...core.batch import RolloutBatch
+from ..signals import indices
 
 PREFIX = "rlx/"
 """Prepared columns travel to the training workers as fields `rlx/<column>` of verl's TransferQueue."""
@@ -45,7 +46,7 @@ def lengths(nested: Tensor) -> Tensor:
 
 
 def padded(nested: Tensor, width: int | None = None, fill: float = 0) -> Tensor:
-    """[B, width] from a nested tensor [B, T_i], padded on the right; a tensor that is not nested as it is.
+    """[B, width, ...] from a nested tensor [B, T_i, ...], padded on the right; a tensor that is not nested as it is.
 
     `width`: the longest row unless given; longer rows are an error.
     """
@@ -55,12 +56,12 @@ def padded(nested: Tensor, width: int | None = None, fill: float = 0) -> Tensor:
     width = max(1, int(rows.max())) if width is None else width
     values = nested.values()
     there = torch.arange(width, device=rows.device)[None] < rows[:, None]
-    out = values.new_full((len(rows), width), fill)
-    return out.masked_scatter(there, values)
+    out = values.new_full((len(rows), width, *values.shape[1:]), fill)
+    return out.masked_scatter(there.reshape(*there.shape, *[1] * (values.ndim - 1)), values)
 
 
 def nest(column: Tensor, rows: Tensor) -> Tensor:
-    """A nested tensor [B, T_i] of the first `rows[i]` entries of every row of [B, T]."""
+    """A nested tensor [B, T_i, ...] of the first `rows[i]` entries of every row of [B, T, ...]."""
     there = torch.arange(column.shape[1], device=column.device)[None] < rows[:, None]
     offsets = torch.nn.functional.pad(rows.cumsum(0), (1, 0))
     return torch.nested.nested_tensor_from_jagged(column[there], offsets)
@@ -143,7 +144,7 @@ def worker_fields(
         if isinstance(column, Tensor) and column.ndim > 0 and len(column) == batch.size:
             full = column.new_zeros(n, *column.shape[1:])
             full[place] = column
-            fields[PREFIX + name] = nest(full, rows) if column.shape == shape else full
+            fields[PREFIX + name] = nest(full, rows) if column.shape[:2] == shape else full
         elif isinstance(column, list) and len(column) == batch.size:
             listed: list[Any] = [None] * n
             for i, value in zip(place.tolist(), column):
@@ -178,8 +179,8 @@ def micro_batch(data: TensorDict) -> RolloutBatch:
     for name in data.keys():
         if name.startswith(PREFIX) and not name.startswith(TOTAL):
             column = data.get(name)
-            is_tensor = isinstance(column, Tensor)
-            columns[name.removeprefix(PREFIX)] = padded(column, width) if is_tensor else as_list(column)
+            read = indices(padded(column, width)) if isinstance(column, Tensor) else as_list(column)
+            columns[name.removeprefix(PREFIX)] = read
     for signal, field in CARRIED.items():
         if field in data.keys():
             columns[signal] = padded(data[field], width)

@@ -28,6 +28,7 @@ from ...core.randomness import hash_bits
 from ...core.trajectory import Rollout, Segment
 from .columns import nest
 from .rows import SCORE
+from .top_tokens import of_answer
 
 
 class Requests:
@@ -50,6 +51,7 @@ class Engine:
     rewards      handles of verl's reward workers
     rows         prompt key -> the dataset's row, as verl's agent loops hand it to the reward function
     forward      training workers' log-probs and entropies of packed sequences (`policy_forward`)
+    hidden       their last-layer states at the last token of sequences (`policy_hidden`)
     sampling     sampling parameters of every request; each adds its temperature and token bound
     version      weight updates the servers' policy has seen
     eos          token ids that end a response
@@ -68,6 +70,7 @@ class Engine:
         rewards: Sequence[Any],
         rows: Callable[[str], Mapping[str, Any]],
         forward: Callable[[list[tuple[list[int], list[int]]]], list[tuple[torch.Tensor, torch.Tensor]]],
+        hidden: Callable[[list[list[int]]], list[torch.Tensor]],
         *,
         sampling: Mapping[str, Any],
         version: int,
@@ -79,7 +82,7 @@ class Engine:
         requests: Requests | None = None,
         seed: int | None = None,
     ):
-        self.client, self.rewards, self.rows, self.forward = client, rewards, rows, forward
+        self.client, self.rewards, self.rows, self.forward, self.hidden = client, rewards, rows, forward, hidden
         self.sampling, self.version, self.eos, self.chunk = dict(sampling), version, frozenset(eos), chunk
         self.own_temperatures, self.component_names, self.supplied = own_temperatures, component_names, supplied
         self.requests, self.seed = requests or Requests(), seed
@@ -168,17 +171,13 @@ class Engine:
         told = output.extra_fields.get("global_steps")
         version = self.version if told is None else int(told)
         logp = [float(x) for x in output.log_probs] if output.log_probs else None
+        top = of_answer(output)
         last = r.segments[-1] if r.segments else None
         if last is not None and (last.source, last.version, last.trained) == ("policy", version, True):
-            unknown = math.nan
-            if logp is not None or last.logp is not None:
-                known = last.logp if last.logp is not None else [unknown] * len(last.tokens)
-                last.logp = known + (logp if logp is not None else [unknown] * len(tokens))
-            last.tokens = last.tokens + tokens
-            if last.logp_behavior is not None:
-                last.logp_behavior = last.logp_behavior + [unknown] * len(tokens)
+            last.extend(tokens, logp, top)
         else:
-            r.segments.append(Segment(tokens, "policy", logp, version, last.turn if last is not None else 0))
+            turn = last.turn if last is not None else 0
+            r.segments.append(Segment(tokens, "policy", logp, version, turn, top=top))
 
     def _parameters(self, r: Rollout, room: int) -> dict[str, Any]:
         """Sampling parameters of a request for up to `room` further tokens of a row."""
@@ -214,6 +213,8 @@ class Engine:
         if operation.want == "prompt_entropy":
             made = self.forward([(r.prompt, []) for r in rows])
             return [float(entropy.mean()) for _, entropy in made]
+        if operation.want == "hidden":
+            return self.hidden([r.prompt + r.context + r.tokens for r in rows])
         raise DataError(f"verl's training workers return no {operation.want!r}")
 
 

@@ -12,13 +12,14 @@ from ...core.objective import POLICY
 from ...core.registry import implements
 from ...core.state import state_fields
 from ..loss_terms import ENTROPY, count_columns
+from ..signals import TOP_TOKENS
 from .columns import CARRIED, step_totals, worker_fields
 from .loss import LOSS_KINDS
 
 DRIVER_ONLY = frozenset({"rollout", "prompt_ids", "row"})
 """Columns that never leave the driver."""
 
-ON_DEMAND = frozenset(
+ON_DEMAND = TOP_TOKENS | frozenset(
     "hint_mask turn_ids segment_ids staleness logp_rollout logp_behavior logp_teacher entropy reward_components"
     " component_names helped source correct correction_weight uid session_id index".split()
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...core.host import HostProfile
-from ..signals import VALUES
+from ..signals import TOP_TOKENS, VALUES
 
 ALWAYS = frozenset(
     "reward_components component_names hint_mask turn_ids segment_ids staleness helped source correct entropy logp_new"
@@ -17,9 +17,12 @@ ALWAYS = frozenset(
 UPDATE = frozenset({"logits", "cut_rows"})
 PROGRAM = frozenset(
     "rounds until_group pause continue context row_temperature choose_prompts forward:logp"
-    " forward:entropy forward:prompt_entropy".split()
+    " forward:entropy forward:hidden forward:prompt_entropy".split()
 )
 CHUNKED = frozenset({"abort"})
+HEAD = frozenset({"logits", "forward:hidden"})
+"""What is read where the output head is called: a worker has to call it, on whole sequences."""
+
 CAPABILITIES = UPDATE | PROGRAM | CHUNKED | {"reset_prox"}
 """Everything verl can do in its best configuration."""
 
@@ -36,6 +39,12 @@ FLAG_LOSS_SIGNALS = frozenset({"logp_old", "logp_new"})
 TEACHER_MODES = frozenset("kl k1 abs mse k2 low_var_kl k3".split())
 """verl's distillation losses whose teacher reports the log-prob of the sampled tokens."""
 
+TOP_ENGINES = frozenset({"vllm", "rlx_hf"})
+"""Names of verl's engines whose servers can report their likeliest tokens: top_tokens.py."""
+
+PROCESSED = "processed_logprobs"
+"""verl's default for vLLM: log-probs after temperature, top-p and top-k."""
+
 USE_TRAINER = (
     "verl hands it to a trainer only; run `python -m rlx_plugins.hosts.verl` with trainer.v1.trainer_mode=rlx_sync and"
     " the plug-ins under rlx.plugins"
@@ -51,6 +60,13 @@ _VALUES = (
     f" else {_OWN_FIELD}"
 )
 _CHUNK = "verl returns finished responses only; set rlx.generation_chunk=N and rows come back every N response tokens"
+_HEAD = "set ulysses_sequence_parallel_size=1 in actor and actor.fsdp_config, and model.use_fused_kernels=False"
+_TOP_TOKENS = (
+    "verl hands on the sampled token's log-prob; host verl asks further ones of a plain engine:"
+    " actor_rollout_ref.rollout.name=vllm (rlx_hf on the CPU), logprobs_mode=processed_logprobs,"
+    " disaggregation.enabled=False, and agent.default_agent_loop=single_turn_agent; else return them from your agent"
+    " loop in extra_fields and name them in rlx.rollout_signals"
+)
 _ROLLOUT = "rollout-side plug-ins run with trainer.v1.trainer_mode=rlx_sync, where rollouts are made inside the step"
 
 
@@ -68,12 +84,12 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
         "logp_rollout": "set actor_rollout_ref.rollout.calculate_log_probs=True",
         **dict.fromkeys(("logp_prox", "reset_prox"), "set rlx.prox_decay, and the training workers keep an average"),
         **dict.fromkeys(VALUES, _VALUES),
-        "confidence": "it is made of logits: set actor.ulysses_sequence_parallel_size=1 and"
-        " model.use_fused_kernels=False, or return it from your agent loop and name it in rlx.rollout_signals",
+        "confidence": f"it is made of logits: {_HEAD}, or return it from your agent loop and name it in"
+        " rlx.rollout_signals",
         "logp_teacher": "give verl a teacher (distillation.enabled=True and its other options) with"
         " distillation.distillation_loss.loss_mode=k1, which reports the log-prob of every token",
         "teacher_logits": "verl's teachers are servers that return the log-probs of a few tokens",
-        "forward:hidden": "verl's training workers return log-probs and entropies only",
+        **dict.fromkeys(TOP_TOKENS, _TOP_TOKENS),
         "engine_patch": "verl starts its engine itself; the engine's own options are rollout.engine_kwargs",
         "abort": _CHUNK,
         "unlearn": "verl's servers take whole weight syncs only; host table can",
@@ -89,9 +105,8 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
         signals.add("logp_teacher")
     if rollout["calculate_log_probs"]:
         signals.add("logp_rollout")
-    if actor.get("ulysses_sequence_parallel_size", 1) > 1 or actor.get("use_fused_kernels", False):
-        capabilities -= {"logits"}
-        remedies["logits"] = "set actor.ulysses_sequence_parallel_size=1 and model.use_fused_kernels=False"
+    if _reports_top_tokens(rollout):
+        signals |= TOP_TOKENS
     if mode == SYNC:
         signals.add("rollout")
         capabilities |= PROGRAM
@@ -99,6 +114,10 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
             capabilities |= CHUNKED
     else:
         remedies |= dict.fromkeys(PROGRAM | CHUNKED | {"rollout"}, _ROLLOUT)
+    parallel = [part.get("ulysses_sequence_parallel_size", 1) for part in (actor, actor.get("fsdp_config", {}))]
+    if max(parallel) > 1 or actor.get("use_fused_kernels", False):
+        capabilities -= HEAD
+        remedies |= dict.fromkeys(HEAD - remedies.keys(), _HEAD)
     if "logits" in capabilities:
         signals.add("confidence")
     if chosen["value_model"] is not None or config["critic"].get("enable"):
@@ -107,6 +126,18 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
         signals.add("logp_prox")
         capabilities.add("reset_prox")
     return HostProfile("verl", frozenset(signals), frozenset(capabilities), remedies, _OWN_FIELD)
+
+
+def _reports_top_tokens(rollout: Mapping[str, Any]) -> bool:
+    """Whether verl's engine can be asked for its likeliest tokens, at the temperature it samples with."""
+    agent = rollout.get("agent") or {}
+    return (
+        rollout.get("name", "vllm") in TOP_ENGINES
+        and rollout.get("logprobs_mode", PROCESSED) == PROCESSED
+        and not (rollout.get("disaggregation") or {}).get("enabled")
+        and agent.get("default_agent_loop", "single_turn_agent") == "single_turn_agent"
+        and not agent.get("agent_loop_manager_class")
+    )
 
 
 OPTIONS: dict[str, Any] = {
@@ -120,6 +151,8 @@ OPTIONS: dict[str, Any] = {
     "value_model": None,
     "prox_decay": None,
     "keep_versions": None,
+    "max_generated_tokens": None,
+    "max_update_tokens": None,
 }
 """The group `rlx` of the configuration, with its defaults; config/rlx_trainer.yaml says what each is."""
 

@@ -23,10 +23,11 @@ from ...core.context import Context
 from ...core.errors import DataError
 from ...core.randomness import hash_bits
 from ...core.rollout import drive, rollout_program
-from ..signals import PRIOR, add_supplied, per_token, row_column, row_name
+from ..signals import PRIOR, TOP_TOKENS, add_supplied, per_token, row_column, row_name, top_columns
 from ..value_model import Priors
 from .columns import log_probs, logp_behavior
 from .generation import Engine, Requests, policy_forward
+from .hidden import policy_hidden
 from .rows import PROMPT_KEY, missing_field, prompt_key
 from .settings import plain
 
@@ -77,6 +78,8 @@ class RolloutSource:
         recorded = batch.logp_behavior if batch.has("logp_behavior") else None
         made["logp_behavior"] = logp_behavior({**batch, **made}, recorded)
         made["correct"] = batch.rewards > float(self.trainer.rlx["success_threshold"])
+        if self.trainer.reports_top_tokens and not TOP_TOKENS <= set(batch):  # no row was sampled in this step
+            made |= top_columns([None] * batch.size, width)
         for name in sorted(self.parts.requires - set(batch) - set(made)):
             values = [self.columns(key).get(name) for key in batch.prompt_key]
             if any(v is not None for v in values):
@@ -131,13 +134,13 @@ class RolloutSource:
         trainer, rollout = self.trainer, self.trainer.config.actor_rollout_ref.rollout
         ranks = trainer._ranks()
         micro = 1 if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+        group, multiple = trainer.actor_rollout_wg, ranks * micro
         return Engine(
             self._client,
             trainer.get_reward_handles(),
             self.prompts.row,
-            lambda rows: policy_forward(
-                trainer.actor_rollout_wg, rows, temperature=float(rollout.temperature), multiple=ranks * micro
-            ),
+            lambda rows: policy_forward(group, rows, temperature=float(rollout.temperature), multiple=multiple),
+            lambda rows: policy_hidden(group, rows, multiple=multiple),
             sampling={
                 "temperature": rollout.temperature,
                 "top_p": rollout.top_p,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from ...core.errors import DataError
 from ...core.randomness import hash_bits
 from ..signals import OPTION, add_supplied, row_column, row_name
 from .columns import as_list, lengths, logp_behavior, padded, reward_components, token_columns
+from .top_tokens import columns_of_rows
 
 PROMPT_KEY = "prompt_key"
 """Column of the dataset that names a prompt across epochs, resumes and workers; else a hash of its messages does."""
@@ -71,6 +73,7 @@ def signal_table(
     wanted: frozenset[str],
     supplied: Sequence[str] = (),
     token_signals: frozenset[str] = frozenset(),
+    top_tokens: bool = False,
 ) -> tuple[RolloutBatch, Tensor]:
     """The table of verl's real rows, by prompt and session, and the place [B] of each among `keys`.
 
@@ -79,6 +82,7 @@ def signal_table(
     wanted  signals the parts require: dataset columns and supplied fields among them become columns
     supplied       fields named in `rlx.rollout_signals`: of `extra_fields`, or of the reward function's dictionary
     token_signals  signals with one entry per response token
+    top_tokens     the engine's likeliest tokens are in the rows' extra fields and become columns
     """
     place = real_rows(tags)
     sessions = [_session(keys[i]) for i in place.tolist()]
@@ -118,6 +122,8 @@ def signal_table(
     fields = {name: _supplied(extra, names, name) for name in sorted(wanted & set(supplied))}
     tokens = lengths(data["responses"])[place].tolist()
     add_supplied(columns, fields, tokens, token_signals)
+    if top_tokens:
+        columns |= columns_of_rows(extra, columns["response_ids"], tokens, functools.partial(row_name, names))
     columns |= dataset_columns(data, place, wanted - set(columns))
     return RolloutBatch(columns, step=step.number, total_steps=step.total, seed=step.seed), place
 

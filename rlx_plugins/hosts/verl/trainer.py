@@ -26,11 +26,12 @@ from ...core.preparation import prepare
 from ...core.state import state_fields
 from ..checkpoint import load_parts, save_parts
 from ..measures import batch_measures, prompts_hash, update_tokens
-from ..signals import VALUES, per_token
+from ..signals import TOP_TOKENS, VALUES, per_token
 from ..value_model import ValueFunction, load_value_model
 from . import averaged
-from .client import VersionedClient
-from .columns import CUT, RUN, cut_rows, fields_dict, lengths, nest, padded
+from .budget import TokenBudget
+from .client import client_class
+from .columns import CUT, RUN, as_list, cut_rows, fields_dict, lengths, nest, padded
 from .forward import signal_columns
 from .handover import hand_over, needs_entropy
 from .loss import LOSS_KINDS, ActorLoss, HostTerms, worker_state
@@ -39,21 +40,26 @@ from .program import RolloutSource
 from .rows import FIELDS, PROMPT_KEY, Step, signal_table
 from .settings import make_parts, needs_program, plain, read_plugins, without_critic
 from .snapshots import Versions
+from .top_tokens import without_arrays
 
 
 class RLXTrainer:
     """Runs the plug-ins under `rlx.plugins` in a verl trainer; without any, every override hands on to the parent.
 
     What changes with respect to the parent when plug-ins are named:
+    - `get_llm_client`: clients that note the policy version of every token, or ask for the engine's likeliest tokens
     - training batch: rollout-side parts run as the rollout program, in the place of the replay buffer's `sample`
     - `_compute_advantage`: the batch phase on the whole batch, with every signal; a critic gets the advantage's returns
     - `_update_actor`: prepared columns go to the workers, whose loss is `ActorLoss` (set with `set_loss_fn`); rows that
       a selector cut are shortened for the update
     - `_save_checkpoint`, `_load_checkpoint`: the state of the parts goes with verl's
+    - `on_step_end`, `on_train_end`: a token budget ends the run early, with verl's last checkpoint and validation
     """
 
     parts: Parts | None = None
     value_model: ValueFunction | None = None
+    reports_top_tokens = False
+    versioned = False
 
     def __init__(self, config: Any):
         if read_plugins(config):
@@ -68,8 +74,11 @@ class RLXTrainer:
         self._prepared: RolloutBatch | None = None
         self._place = torch.empty(0, dtype=torch.int64)
         self._resumed: str | None = None
-        super().__init__(config)  # type: ignore[call-arg]
         self.rlx = options(config)
+        self._budget = TokenBudget.of(self.rlx, plugins=self.parts is not None)
+        if self.parts is not None:
+            self.reports_top_tokens = bool(TOP_TOKENS & self.parts.requires - set(self.rlx["rollout_signals"] or ()))
+        super().__init__(config)  # type: ignore[call-arg]
         self._averages = self.parts is not None and self.rlx["prox_decay"] is not None
         keep = self.rlx["keep_versions"] if self.parts is not None else None
         self._versions = None if keep is None else Versions(keep)
@@ -82,6 +91,10 @@ class RLXTrainer:
             refuse_multimodal(self.parts)
 
     def _setup(self) -> None:
+        if self.reports_top_tokens and self.config.actor_rollout_ref.rollout.name == "vllm":
+            from . import vllm_server
+
+            vllm_server.register()
         super()._setup()
         if self.parts is not None and self._program:
             self.replay_buffer = RolloutSource(self, self.parts, self.replay_buffer)
@@ -104,6 +117,12 @@ class RLXTrainer:
             if self._resumed is not None:
                 averaged.everywhere(self.actor_rollout_wg, averaged.load, self._resumed)
         super().on_init_end()
+
+    def get_llm_client(self) -> Any:
+        if self.parts is None:
+            return super().get_llm_client()  # type: ignore[misc]
+        client = client_class(versioned=self.versioned, top_tokens=self.reports_top_tokens)
+        return self.llm_server_manager.get_client(client_cls=client)
 
     def _load_value_model(self, parts: Parts) -> None:
         if self.rlx["value_model"] is not None and VALUES & parts.requires:
@@ -130,6 +149,7 @@ class RLXTrainer:
         reported |= self._told | batch_metrics(prepared.batch)
         passes = int(self.config.actor_rollout_ref.actor.ppo_epochs)
         reported["update_tokens"] = float(passes * update_tokens(prepared.batch))
+        self._budget.count(generated=reported["generated_tokens"], update=reported["update_tokens"])
         metrics |= {f"rlx/{name}": value for name, value in reported.items()}
         names = ["responses", *(["values"] if self.use_critic else [])]
         data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=names)
@@ -169,7 +189,11 @@ class RLXTrainer:
             wanted=self.parts.requires,
             supplied=plain(self.rlx["rollout_signals"]) or (),
             token_signals=per_token(self.parts),
+            top_tokens=self.reports_top_tokens,
         )
+        if self.reports_top_tokens:
+            rest = without_arrays(as_list(data["extra_fields"]))
+            tq.kv_batch_put(batch.keys, batch.partition_id, fields=fields_dict({"extra_fields": rest}, len(rest)))
         return table
 
     # ---- update
@@ -231,12 +255,34 @@ class RLXTrainer:
             group._dispatch_info["actor"] = group._query_dispatch_info("actor")
         return int(max(group._dispatch_info["actor"])) + 1
 
+    # ---- the end of a token budget
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        if self._budget.is_spent and self.global_steps < self.total_training_steps:
+            self.total_training_steps = self.global_steps  # verl's loop makes no further step
+
+    def on_train_end(self) -> None:
+        """verl comes here when its loop ends before the last step it had planned; its last step does the same there."""
+        super().on_train_end()
+        if not self._budget.is_spent:
+            return
+        self.global_steps -= 1  # verl has counted one on
+        trainer = self.config.trainer
+        if trainer.save_freq > 0 and self.global_steps % trainer.save_freq != 0:
+            self._save_checkpoint()
+        if trainer.test_freq > 0 and self.global_steps % trainer.test_freq != 0:
+            self.on_validate_begin()
+            metrics = self._validate()
+            self.on_validate_end()
+            self.logger.log(data=metrics, step=self.global_steps)
+
     # ---- checkpoints
     def _save_checkpoint(self) -> None:
         if self.parts is not None:
             folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
             self._fetch_worker_state(self.parts)
             save_parts(self.parts, folder)
+            self._budget.save(folder)
             if self._averages:
                 averaged.everywhere(self.actor_rollout_wg, averaged.save, os.path.abspath(folder))
         super()._save_checkpoint()
@@ -257,6 +303,9 @@ class RLXTrainer:
         folder = os.path.join(trainer.default_local_dir, f"global_step_{self.global_steps}")
         folder = trainer.resume_from_path if trainer.resume_mode == "resume_path" else folder
         load_parts(self.parts, folder)
+        self._budget.load(folder)
+        if self._budget.is_spent:
+            self.total_training_steps = self.global_steps
         self._resumed = os.path.abspath(folder)
 
 
@@ -269,10 +318,7 @@ class RLXTrainerSync(RLXTrainer, PPOTrainerSync):
 class RLXTrainerColocateAsync(RLXTrainer, PPOTrainerColocateAsync):
     """verl's `colocate_async` with update-side plug-ins; rows know the policy version of each of their tokens."""
 
-    def get_llm_client(self) -> Any:
-        if self.parts is None:
-            return super().get_llm_client()
-        return self.llm_server_manager.get_client(client_cls=VersionedClient)
+    versioned = True
 
 
 def critic_targets(values: torch.Tensor, batch: RolloutBatch, place: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Real vLLM generating for the rollout program: its log-probs reach the correction."""
+"""Real vLLM generating for the rollout program: its log-probs reach the correction, its likeliest tokens the clip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model(tmp_path):
     return str(tmp_path / "model")
 
 
-def test_a_correction_sees_the_log_probs_of_the_engine_in_every_round(model, script, tmp_path, monkeypatch):
+def test_correction_and_clip_see_what_the_engine_reports_in_every_round(model, script, tmp_path, monkeypatch):
     # VERL_PLATFORM=cpu: vLLM's CPU build then keeps its weights, so that they can be loaded again after an update
     cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VERL_PLATFORM": "cpu"}
     for name, value in cpu.items():
@@ -33,3 +33,7 @@ def test_a_correction_sees_the_log_probs_of_the_engine_in_every_round(model, scr
         assert 0.9 < row["rlx/correction/tis/weight_mean"] < 1.1
         assert row["rlx/correction/tis/effective_sample_size"] > 0.9
     assert any(row["rlx/correction/tis/weight_mean"] != 1.0 for row in history)  # engine and trainer do differ
+    assert all(0 < row["rlx/clip/divergence"] < 0.01 for row in history)
+    for row in json.loads((tmp_path / "off.json").read_text()):
+        assert row["own"] < 1e-5 and 0.1 < row["listed"] < 1 and row["asked"] == 0
+        assert 0 < row["policy"] < 0.05  # vLLM's arithmetic, not the trainer's

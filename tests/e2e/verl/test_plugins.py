@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 MODULE = "rlx_plugins.hosts.verl"
@@ -73,28 +74,37 @@ def test_stale_rollouts_are_seen_as_such_in_asynchronous_mode(verl_run):
         assert (abs(step["rlx/correction/decoupled_ppo/weight_mean"] - 1) < 1e-4) == fresh
         # the replica samples in the trainer's arithmetic: the version that sampled says what it reported
         assert step["rlx/clip/behavior_is_off"] < 1e-4 and (step["rlx/clip/old_is_off"] < 1e-4) == fresh
+        assert (step["rlx/clip/top_is_off"] < 1e-4) == fresh and step["rlx/clip/top_is_off"] < torch.inf
         assert step["rlx/old_logits/missing"] == 0
 
 
-def test_the_rollout_program_runs_with_rounds_hints_and_prompts_of_its_own_choice(verl_run):
+def test_the_rollout_program_runs_with_rounds_hints_hidden_states_and_prompts_of_its_own_choice(verl_run, verl_inputs):
     plugins = (
         'rlx.plugins="sampler=vade allocator=vigor hint=guide hint.column=solution hint.behavior_logp=forward'
-        ' hint.success_threshold=0.5"'
+        f' hint.success_threshold=0.5 clip=pdm reward=test_states reward.path={verl_inputs["model"]}"'
     )
     validation = ("data.val_max_samples=8", "trainer.val_before_train=true", "trainer.test_freq=2")
-    run = verl_run(plugins, "rlx.generation_chunk=8", *validation, module=MODULE, steps=2, **SMALL)
+    run = verl_run(plugins, "rlx.generation_chunk=8", *validation, module=MODULE, environment=OWN, steps=2, **SMALL)
     assert {0, 2} <= {step for step, data in run.steps.items() if any(name.startswith("val-") for name in data)}
     run.steps.pop(0)
     assert all(rows > 0 for rows in run.column("rlx/rows"))
     assert sum(run.column("rlx/hint/guide_triggered")) > 0
+    before, after_an_update = run.column("rlx/reward/states_are_off")
+    assert before < 1e-4 < 1e-3 < after_an_update  # the states are those of the policy as it is
     assert min(run.column("actor/grad_norm")) > 0
+    # the engine saw hints that training leaves out, and the policy moves within the step
+    assert 0.01 < max(run.column("rlx/clip/divergence")) < 1 and min(run.column("rlx/clip/dropped")) >= 0
 
 
 def test_the_rollout_program_runs_on_vllm(verl_run):
-    plugins = 'rlx.plugins="allocator=vigor advantage=gdpo clip=bapo correction=tis"'
+    plugins = (
+        'rlx.plugins="allocator=vigor allocator.total_rollouts=16 advantage=gdpo clip=pdm clip.denominator=logp_old'
+        ' correction=tis"'
+    )
     run = verl_run(plugins, "rlx.generation_chunk=8", module=MODULE, replica="vllm", steps=2, **SMALL)
     assert run.column("rlx/rows") == run.column("rlx/allocator/vigor_rollouts")
     assert min(run.column("rlx/correction/tis/effective_sample_size")) > 0.99
+    assert all(0 < x < 1e-4 for x in run.column("rlx/clip/divergence"))  # other arithmetic, the same weights
     assert max(run.column("actor/grad_norm")) > 0
 
 
@@ -109,12 +119,14 @@ def test_every_update_kind_on_two_ranks_of_verls_own_command(verl_run):
         f"{weights}.format=0.5",
         "actor_rollout_ref.actor.use_kl_loss=true",
         "actor_rollout_ref.actor.entropy_coeff=0.001",
+        "actor_rollout_ref.rollout.temperature=0.8",
         environment=environment,
         steps=2,
         ranks=2,
         **SMALL,
     )
     assert max(run.column("rlx/clip/difference")) < 1e-5
+    assert max(run.column("rlx/clip/top_is_off")) < 1e-4
     assert all(0 < kept < 1 for kept in run.column("rlx/selector/kept_tokens"))
     assert min(run.column("actor/grad_norm")) > 0 and min(run.column("actor/entropy_loss")) > 0
     assert run.column("actor/kl_loss")[0] == pytest.approx(0, abs=1e-5)

@@ -50,8 +50,12 @@ def test_without_a_correction_plugin_trls_own_is_kept(model, tmp_path, vllm, mod
 
 @pytest.mark.parametrize(
     "plugins",
-    [{"correction": "tis"}, {"ratio": {"name": "token", "denominator": "logp_rollout"}}],
-    ids=["correction", "ratio"],
+    [
+        {"correction": "tis"},
+        {"ratio": {"name": "token", "denominator": "logp_rollout"}},
+        {"clip": {"name": "dppo", "denominator": "logp_rollout"}},
+    ],
+    ids=["correction", "ratio", "clip"],
 )
 def test_a_part_that_corrects_turns_trls_own_off(model, tmp_path, vllm, plugins):
     t = run(model, tmp_path, plugins=plugins, **vllm)

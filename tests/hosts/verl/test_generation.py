@@ -58,6 +58,7 @@ def engine(server, worker=None, **options):
         [worker or RewardWorker()],
         lambda key: rows["p"],
         lambda given: [(torch.arange(len(p + t)) * 0.1, torch.ones(len(p + t))) for p, t in given],
+        lambda given: [torch.tensor(row[-2:]) for row in given],
         sampling={"temperature": 1.0, "logprobs": True},
         version=2,
         eos=[EOS],
@@ -154,8 +155,9 @@ def test_forward_scores_response_tokens_and_prompts():
     assert e.execute(rlx.Forward([r], "logp"))[0] == pytest.approx([0.1, 0.2, 0.3])
     assert e.execute(rlx.Forward([r], "entropy"))[0] == [1.0, 1.0, 1.0]
     assert e.execute(rlx.Forward([r], "prompt_entropy")) == [1.0]
-    with pytest.raises(rlx.DataError, match="hidden"):
-        e.execute(rlx.Forward([r], "hidden"))
+    assert e.execute(rlx.Forward([r], "hidden"))[0].tolist() == [4, 4]
+    r.segments, r.context = [], [8]
+    assert e.execute(rlx.Forward([r], "hidden"))[0].tolist() == [5, 8]  # nothing generated yet: the prompt's last token
 
 
 def test_a_failing_reward_function_stops_the_step():

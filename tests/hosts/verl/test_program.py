@@ -19,7 +19,7 @@ from rlx_plugins.testing.scripted import ScriptedExecutor
 HOST = rlx.HostProfile(
     "verl",
     PROFILE.signals | {"rollout", "domain", "answer", "confidence", "value_prior"},
-    frozenset({"rounds", "context", "forward:logp"}),
+    frozenset({"rounds", "continue", "context", "forward:logp"}),
 )
 
 
@@ -71,6 +71,7 @@ def source(monkeypatch):
         _fetch_one_gen_batch=fetch,
         _context=None,
         value_model=None,
+        reports_top_tokens=False,
     )
 
     def make(**plugins):
@@ -117,6 +118,15 @@ def test_rows_find_their_log_probs_again_after_verl_has_moved_them(source):
     assert table.correct.tolist() == (table.rewards > 0.5).tolist()
 
 
+def test_rows_none_of_which_was_sampled_have_unknown_likeliest_tokens(source):
+    made, trainer, _ = source(allocator="vigor")
+    trainer.reports_top_tokens = True
+    meta, _ = made.sample(global_steps=1, partition_id="train", batch_size=1)
+    old = torch.nested.as_nested_tensor([torch.zeros(len(r)) for r in made.batch.rollout], layout=torch.jagged)
+    table, _ = made.table({"old_log_probs": old}, meta.keys)
+    assert table.rollout_top_logp.shape[:2] == table.response_mask.shape and torch.isnan(table.rollout_top_logp).all()
+
+
 def test_columns_of_the_dataset_reach_parts_and_batch(source, registered):
     @registered("advantage", "test_by_domain")
     class ByDomain(rlx.Advantage):
@@ -151,6 +161,24 @@ def test_imitated_hint_tokens_are_trained(source, registered):
     assert (prepared.loss_weight[0, :2] == 0).all() and (
         prepared.loss_weight[1, 2:][table.response_mask[1, 2:]] == 1
     ).all()
+
+
+def test_hinted_rollouts_follow_plain_ones_and_their_hints_are_trained(source, monkeypatch):
+    monkeypatch.setitem(Dataset.rows[0], "solution", "worked")
+    made, trainer, puts = source(method="adhint")
+    trainer.tokenizer = lambda text, **kwargs: {"input_ids": [5, 6, 7]}
+    meta, _ = made.sample(global_steps=1, partition_id="train", batch_size=1)
+    plain, hinted = made.batch.rollout
+    assert not plain.helped and plain.reward == 0 and hinted.tokens[:2] == [5, 6]  # failed: 0.9 of three, less the last
+    fields = puts[0]["fields"]
+    assert fields["response_mask"][1].tolist() == [1] * len(hinted)
+    assert made.batch.hint_mask.tolist()[1] == [True] * 2 + [False] * (len(hinted) - 2)
+    zeros = torch.nested.as_nested_tensor([torch.zeros(len(r)) for r in made.batch.rollout], layout=torch.jagged)
+    table, _ = made.table({"old_log_probs": zeros, "entropy": zeros + 1}, meta.keys)
+    assert table.helped.tolist() == [False, True] and table.logp_rollout[1, :2].isnan().all()
+    prepared = rlx.prepare(made.parts, table)
+    assert prepared.metrics["selector/adhint/hint_tokens"] == 2
+    assert prepared.batch.loss_weight[1, : len(hinted)].tolist() == [1] * len(hinted)
 
 
 def test_what_the_reward_function_says_of_a_row_is_a_signal(source, registered):

@@ -1,4 +1,4 @@
-"""Two FSDP2 ranks on gloo give the gradient of one."""
+"""Two FSDP2 ranks on gloo give the gradient of one, and the hidden states of the model itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import two_ranks
+from training_worker import ROWS, language_model, own_states
 
 HERE = Path(__file__).parent
 
@@ -36,4 +37,7 @@ def test_two_ranks_equal_one(tmp_path, clip):
     assert float(gradient.abs().sum()) > 0.1
     for rank in saved:
         torch.testing.assert_close(rank["gradient"], gradient, atol=1e-9, rtol=0)
+    expected = own_states(language_model(), ROWS)
+    for states in zip(*(rank["states"] for rank in saved)):
+        torch.testing.assert_close(torch.cat(states), expected, atol=1e-5, rtol=0)
     assert sum(saved[0]["losses"] + saved[1]["losses"]) / 2 == pytest.approx(sum(losses), abs=1e-9)

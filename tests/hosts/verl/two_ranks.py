@@ -1,4 +1,7 @@
-"""One rank of a two-rank update with FSDP2 on gloo, which saves its gradient. usage: two_ranks.py RANK PORT OUT CLIP"""
+"""One rank of a two-rank update with FSDP2 on gloo: saves its gradient, and hidden states of its rows.
+
+usage: two_ranks.py RANK PORT OUT CLIP
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import sys
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from training_worker import ROWS as SEQUENCES
+from training_worker import language_model, on_the_cpu, shard, worker_of
 from verl_tensors import VOCAB, batch, nested_logp, parts, worker_data
 
 import rlx_plugins as rlx
-from rlx_plugins.hosts.verl import columns
+from rlx_plugins.hosts.verl import columns, hidden
 from rlx_plugins.hosts.verl.loss import ActorLoss
 
 ROWS, STEP = 8, 4
@@ -51,6 +56,14 @@ def update(plugins, rank, ranks, model):
     return losses
 
 
+def states(rank, mesh):
+    """Hidden states of this rank's half of the sequences: packed by number of tokens, padded two by two."""
+    on_the_cpu()
+    model, own = shard(language_model(), mesh), SEQUENCES[4 * rank : 4 * rank + 4]
+    options = ({"packed": True, "tokens": 12}, {"packed": False, "rows": 2})
+    return [hidden.last_states(worker_of(model, **chosen), own) for chosen in options]
+
+
 def main():
     rank, port, out, clip = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
@@ -60,7 +73,7 @@ def main():
     fully_shard(model, mesh=mesh)
     losses = update({"clip": clip, "advantage": "dvao", "aggregate": "seq_mean_token_mean"}, rank, 2, model)
     gradient = model.logits.grad.full_tensor()
-    torch.save({"gradient": gradient, "losses": losses}, f"{out}/{rank}.pt")
+    torch.save({"gradient": gradient, "losses": losses, "states": states(rank, mesh)}, f"{out}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 

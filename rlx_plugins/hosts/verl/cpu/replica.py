@@ -21,6 +21,8 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
+from ..top_tokens import TOP, asked_for, reported
+
 __all__ = ["TransformersAdapter", "TransformersReplica", "TransformersServer"]
 
 _NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "n": 1}
@@ -29,7 +31,10 @@ _IGNORED = {"extra_args", "detokenize", "skip_special_tokens", "spaces_between_s
 
 @dataclass
 class Request:
-    """One generation under way; ``tokens`` grows, ``uniforms`` [max_tokens] decides what is drawn."""
+    """One generation under way; ``tokens`` grows, ``uniforms`` [max_tokens] decides what is drawn.
+
+    The ``top`` likeliest tokens are reported at each place, which vLLM's ``logprobs`` asks for.
+    """
 
     id: str
     prompt: list[int]
@@ -41,6 +46,9 @@ class Request:
     done: asyncio.Future[TokenOutput]
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    top: int = 0
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_log_probs: list[list[float]] = field(default_factory=list)
     aborted: bool = False
 
     @property
@@ -99,6 +107,7 @@ class TransformersServer:
         left = self.max_model_len - len(prompt)
         if left < 1:
             raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room in max_model_len={self.max_model_len}")
+        top = asked_for(params)
         params.pop("logprobs", None)
         limit = params.pop("max_tokens", params.pop("max_new_tokens", None))
         if limit is None:
@@ -120,6 +129,7 @@ class TransformersServer:
             top_k=top_k if top_k > 0 else self.vocabulary,
             top_p=top_p,
             done=asyncio.get_running_loop().create_future(),
+            top=top,
         )
 
     def _uniforms(self, prompt: list[int], count: int, seed: int | None) -> torch.Tensor:
@@ -157,7 +167,10 @@ class TransformersServer:
         for request in self.running:
             if request.finished and not request.done.done():
                 stop_reason = "aborted" if request.aborted else "completed"
-                request.done.set_result(self._output(request.tokens, request.log_probs, stop_reason))
+                output = self._output(request.tokens, request.log_probs, stop_reason)
+                if request.top:
+                    output.extra_fields[TOP] = reported(request.top_ids, request.top_log_probs)
+                request.done.set_result(output)
         self.running = [request for request in self.running if not request.finished]
 
     def _token_by_token(self, rows: list[Request]) -> Iterator[None]:
@@ -170,6 +183,7 @@ class TransformersServer:
         temperature = torch.tensor([row.temperature for row in rows])[:, None]
         top_k = torch.tensor([min(row.top_k, self.vocabulary) for row in rows])[:, None]
         top_p = torch.tensor([row.top_p for row in rows])[:, None]
+        most = max(row.top for row in rows)
         cache = None
         while True:
             with torch.no_grad():
@@ -178,13 +192,17 @@ class TransformersServer:
                 )
             cache = output.past_key_values
             uniform = torch.tensor([0.0 if row.finished else float(row.uniforms[len(row.tokens)]) for row in rows])
-            token, log_prob = draw(
+            token, log_prob, likeliest, values = draw(
                 output.logits[:, -1, : self.vocabulary].float(), temperature, top_k, top_p, uniform[:, None]
             )
-            for row, drawn, lp in zip(rows, token.tolist(), log_prob.tolist(), strict=True):
+            top = zip(likeliest[:, :most].tolist(), values[:, :most].tolist())
+            for row, drawn, lp, (ids, known) in zip(rows, token.tolist(), log_prob.tolist(), top, strict=True):
                 if not row.finished:
                     row.tokens.append(drawn)
                     row.log_probs.append(lp)
+                    if row.top:
+                        row.top_ids.append(ids[: row.top])
+                        row.top_log_probs.append(known[: row.top])
             yield
             ids, position = token[:, None], position[:, -1:] + 1
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
@@ -250,24 +268,26 @@ class TransformersServer:
 
 def draw(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row by inversion of the distribution's sum, and its log-probability there: both [B].
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One token per row by inversion of the distribution's sum, and its log-probability there: both [B]; then all
+    tokens, likeliest first, and theirs [B, V].
 
     ``logits`` [B, V], everything else [B, 1]; ``uniform`` in [0, 1). Temperature 0 takes the likeliest token and
-    reports its log-probability at temperature 1.
+    reports log-probabilities at temperature 1.
     """
     greedy = temperature <= 0
     log_probs = (logits / torch.where(greedy, 1.0, temperature)).log_softmax(-1)
     ordered, tokens = log_probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     rank = torch.arange(logits.shape[-1])
-    out = ((rank >= top_k) | (before >= top_p)) & ~greedy & (rank > 0)
+    behind = (before >= top_p) & (top_p < 1)  # a sum of float32 is 1 long before the last token
+    out = ((rank >= top_k) | behind) & ~greedy & (rank > 0)
     ordered = ordered.masked_fill(out, -torch.inf).log_softmax(-1)
     reached = ordered.double().exp().cumsum(-1)
     choice = (reached <= uniform.double() * reached[:, -1:]).sum(-1, keepdim=True)
     last = (~out).sum(-1, keepdim=True) - 1
     choice = torch.where(greedy, 0, torch.minimum(choice, last))
-    return tokens.gather(-1, choice)[:, 0], ordered.gather(-1, choice)[:, 0]
+    return tokens.gather(-1, choice)[:, 0], ordered.gather(-1, choice)[:, 0], tokens, ordered
 
 
 class TransformersReplica(RolloutReplica):

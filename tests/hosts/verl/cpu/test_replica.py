@@ -60,6 +60,31 @@ def test_log_probs_are_those_of_the_tokens_whoever_shares_the_batch(server):
         torch.testing.assert_close(torch.tensor(output.log_probs), expected, atol=2e-5, rtol=0)
 
 
+def test_the_likeliest_tokens_are_those_of_the_policy_at_the_temperature(server):
+    async def both():
+        return await asyncio.gather(
+            *(ask(server, [10 + i], temperature=0.7, logprobs=3, **LONG) for i in range(3)),
+            ask(server, [10, 11, 12], logprobs=True, max_tokens=4),
+        )
+
+    *asked, plain = asyncio.run(both())
+    assert "rlx_top_tokens" not in plain.extra_fields
+    among = 0
+    for prompt, output in zip(([10], [11], [12]), asked):
+        ids, logp = (torch.tensor(array) for array in output.extra_fields["rlx_top_tokens"])
+        with torch.no_grad():
+            logits = server.model(input_ids=torch.tensor([prompt + output.token_ids])).logits[0, :-1]
+        policy = (logits[:, : server.vocabulary] / 0.7).log_softmax(-1)
+        torch.testing.assert_close(logp[:, :3], policy.topk(3).values, atol=1e-5, rtol=0)
+        torch.testing.assert_close(policy.gather(-1, ids[:, :3].long()), logp[:, :3], atol=1e-5, rtol=0)
+        assert (ids[:, 3:] == -1).all() and torch.isnan(logp[:, 3:]).all()
+        sampled = torch.tensor(output.token_ids)[:, None]
+        own = torch.tensor(output.log_probs)[:, None].expand(-1, 3)[ids[:, :3] == sampled]
+        torch.testing.assert_close(logp[:, :3][ids[:, :3] == sampled], own)
+        among += len(own)
+    assert 0 < among < 600
+
+
 def test_a_response_ends_with_the_end_of_sequence_or_at_its_limit(server):
     outputs = asyncio.run(ask_all(server, [[10]] * 40, temperature=3.0))
     eos = next(iter(server.eos))
@@ -179,7 +204,7 @@ def column(*values):
 def test_drawing_inverts_the_cumulative_distribution():
     p = torch.tensor([[0.1, 0.6, 0.0, 0.3]]).repeat(4, 1)
     uniform = column(0.0, 0.59, 0.61, 0.95)
-    tokens, log_prob = draw(p.log(), torch.ones(4, 1), torch.full((4, 1), 4), torch.ones(4, 1), uniform)
+    tokens, log_prob, *_ = draw(p.log(), torch.ones(4, 1), torch.full((4, 1), 4), torch.ones(4, 1), uniform)
     assert tokens.tolist() == [1, 1, 3, 0]
     torch.testing.assert_close(log_prob.exp(), torch.tensor([0.6, 0.6, 0.3, 0.1]))
 
@@ -187,13 +212,21 @@ def test_drawing_inverts_the_cumulative_distribution():
 def test_top_k_and_top_p_cut_the_tail_and_rescale():
     p = torch.tensor([[0.1, 0.5, 0.15, 0.25]]).repeat(3, 1)
     top_k, top_p = torch.tensor([[2], [4], [4]]), column(1.0, 0.7, 0.3)
-    tokens, log_prob = draw(p.log(), torch.ones(3, 1), top_k, top_p, torch.full((3, 1), 0.999999))
+    tokens, log_prob, *_ = draw(p.log(), torch.ones(3, 1), top_k, top_p, torch.full((3, 1), 0.999999))
     assert tokens.tolist() == [3, 3, 1]
     torch.testing.assert_close(log_prob.exp(), torch.tensor([1 / 3, 1 / 3, 1.0]))
 
 
+def test_without_top_p_the_tail_of_a_peaked_distribution_stays():
+    logits = torch.tensor([[0.0, 40.0, 1.0, 2.0]])
+    *_, tokens, log_probs = draw(logits, torch.ones(1, 1), torch.tensor([[4]]), torch.ones(1, 1), column(0.5))
+    assert tokens.tolist() == [[1, 3, 2, 0]]
+    torch.testing.assert_close(log_probs, torch.tensor([[0.0, -38.0, -39.0, -40.0]]))
+
+
 def test_temperature_zero_takes_the_likeliest_token():
     p = torch.tensor([[0.2, 0.7, 0.1]])
-    tokens, log_prob = draw(p.log(), torch.zeros(1, 1), torch.tensor([[3]]), torch.ones(1, 1), torch.tensor([[0.999]]))
+    end = torch.tensor([[0.999]])
+    tokens, log_prob, *_ = draw(p.log(), torch.zeros(1, 1), torch.tensor([[3]]), torch.ones(1, 1), end)
     assert tokens.tolist() == [1]
     torch.testing.assert_close(log_prob.exp(), torch.tensor([0.7]))
