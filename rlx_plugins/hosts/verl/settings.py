@@ -151,8 +151,8 @@ def _check_micro_batches(config: Any) -> None:
     rows = actor["ppo_mini_batch_size"] * config["actor_rollout_ref"]["rollout"]["n"]
     if rows % (processes * micro):
         raise ConfigError(
-            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide a mini-batch: its {rows} rows"
-            f" (ppo_mini_batch_size x rollout.n) on {processes} processes"
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide a mini-batch: its {rows}"
+            f" rows (ppo_mini_batch_size x rollout.n) on {processes} processes"
         )
 
 
