@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.batch import RolloutBatch
-from ..core.errors import DataError
+from ..core.errors import ConfigError, DataError
 from ..core.kinds import Advantage, Columns
 from ..core.params import param
 from ..core.registry import register
@@ -51,6 +51,15 @@ class AERO(Advantage):
     eps: float = param(1e-6, gt=0, doc="added to the standard deviation; verl")
     ddof: int = param(1, ge=0, le=1, doc="1: unbiased standard deviation; verl")
     tolerance: float = param(1e-9, ge=0, doc="rewards that differ by no more agree")
+
+    def check_beside(self, parts: Any) -> None:
+        for allocator in parts["allocator"]:
+            if allocator.name == "aero" and bool(allocator.n_homogeneous) == (self.homogeneous == "zero"):
+                raise ConfigError(
+                    f"advantage aero.homogeneous={self.homogeneous!r} does not go with allocator aero.n_homogeneous="
+                    f"{allocator.n_homogeneous}: rows of groups that agree are kept to be trained on; keep some and use"
+                    " 'bernoulli' or 'constant', or none (0) and 'zero'"
+                )
 
     def __call__(self, batch: RolloutBatch) -> Columns:
         rewards, groups = wide(batch.rewards), batch.groups

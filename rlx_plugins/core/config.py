@@ -206,6 +206,8 @@ def check_together(parts: Parts) -> None:
     whole = [p for kind in ("ratio", "clip") for p in parts[kind] if p.needs_full_rows]
     if cutters and whole:
         raise ConfigError(f"{_label(cutters[0])} cuts rows short, but {_label(whole[0])} needs full rows; choose one")
+    for p in parts:
+        p.check_beside(parts)
 
 
 def check_host(parts: Parts, host: HostProfile) -> None:

@@ -63,6 +63,9 @@ class Plugin:
     def check(self) -> None:
         """Raise `ConfigError` where parameters do not go together; called once, after each was checked by itself."""
 
+    def check_beside(self, parts: Any) -> None:
+        """Raise `ConfigError` where the run's other parts (`parts[kind]` lists them) leave this one without work."""
+
     def __setattr__(self, name: str, value: Any) -> None:
         if getattr(self, "_parameters_fixed", False) and name in params.param_fields(self):
             raise ConfigError(f"{self.kind} {self.name}.{name}: parameters do not change; use .replace({name}=...)")

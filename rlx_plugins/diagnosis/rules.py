@@ -61,7 +61,7 @@ def _rule(id: str, metric: str, sign: str, threshold: float, stage: str, kinds: 
 RULES = (
     _rule("all_fail", "frac_all_fail", ">=", 0.3, "G", "hint sampler allocator",
           "share of groups without a success",
-          "hint=guide hint=adaprefix hint=xrpo sampler=vade allocator=aero"),
+          "hint=guide hint=adaprefix hint=xrpo hint=adhint sampler=vade allocator=aero"),
     _rule("all_pass", "frac_all_pass", ">=", 0.3, "C", "sampler allocator",
           "share of groups without a failure",
           "sampler=vade allocator=pilot_commit allocator=vigor"),

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..advantages.aero import AERO as AEROAdvantage
 from ..allocation.aero import AERO as AEROAllocator
-from ..core.errors import ConfigError
 from ..core.kinds import Method
 from ..core.params import param
 from ..core.registry import register
@@ -39,18 +38,6 @@ class AERO(Method):
     homogeneous: str = param(AEROAdvantage.homogeneous, doc="advantage")
     stats: str = param(AEROAdvantage.stats, doc="advantage")
     eps: float = param(AEROAdvantage.eps, doc="advantage")
-
-    def check(self) -> None:
-        if self.homogeneous == "zero" and self.n_homogeneous:
-            raise ConfigError(
-                "method aero.homogeneous: with 'zero' groups that agree train nothing; set n_homogeneous=0, or use"
-                " 'bernoulli' or 'constant'"
-            )
-        if self.homogeneous != "zero" and not self.n_homogeneous:
-            raise ConfigError(
-                f"method aero.n_homogeneous: with 0 no group that agrees reaches homogeneous={self.homogeneous!r}; keep"
-                " some of their rows, or set homogeneous='zero'"
-            )
 
     def expand(self) -> dict[str, Any]:
         return {"allocator": spec(self, AEROAllocator), "advantage": spec(self, AEROAdvantage)}

@@ -97,10 +97,17 @@ def test_rows_that_agree_demand_the_posterior_advantage():
         rlx.build({"allocator": "aero", "advantage": "grpo"}, PROFILE)
     other = {"allocator": {"name": "aero", "n_homogeneous": 0}, "advantage": "grpo"}
     assert rlx.build(other, PROFILE).one("advantage").name == "grpo"
-    with pytest.raises(rlx.ConfigError, match="method aero.homogeneous"):
-        rlx.create("method", "aero", homogeneous="zero")
-    with pytest.raises(rlx.ConfigError, match="method aero.n_homogeneous"):
-        rlx.create("method", "aero", n_homogeneous=0)
+
+
+@pytest.mark.parametrize("kept, homogeneous", [(4, "zero"), (0, "bernoulli"), (0, "constant")])
+def test_rows_are_kept_for_an_advantage_that_trains_them_and_for_none_else(kept, homogeneous):
+    parts = {"allocator": {"name": "aero", "n_homogeneous": kept}, "advantage": {"name": "aero"}}
+    parts["advantage"]["homogeneous"] = homogeneous
+    for wrong in (parts, {"method": {"name": "aero", "n_homogeneous": kept, "homogeneous": homogeneous}}):
+        with pytest.raises(
+            rlx.ConfigError, match=f"'{homogeneous}' does not go with allocator aero.n_homogeneous={kept}"
+        ):
+            rlx.build(wrong, PROFILE)
 
 
 @pytest.mark.parametrize(
