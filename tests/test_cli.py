@@ -1,49 +1,32 @@
 """The command `rlx`: what it prints and how it fails."""
 
-import sys
-
 import pytest
 
-from rlx_plugins import cli
 from rlx_plugins.cli import descriptions
 from rlx_plugins.core.registry import find
 
 
-def run(monkeypatch, capsys, *words):
-    """(exit code, standard output, standard error) of `rlx <words>`."""
-    monkeypatch.setattr(sys, "argv", ["rlx", *words])
-    monkeypatch.setattr(cli.out, "_width", 200, raising=False)
-    monkeypatch.setattr(cli.err, "_width", 200, raising=False)
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    text = capsys.readouterr()
-    return code, text.out, text.err
-
-
-def test_list_shows_every_plugin_of_a_kind_with_what_it_needs(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "list", "ratio")
+def test_list_shows_every_plugin_of_a_kind_with_what_it_needs(command):
+    code, out, _ = command("list", "ratio")
     assert code == 0
     assert "token" in out and "logp_old" in out and "trl, verl, table" in out
 
 
-def test_list_of_an_unknown_kind_names_the_close_match(monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "list", "clips")
+def test_list_of_an_unknown_kind_names_the_close_match(command):
+    code, _, err = command("list", "clips")
     assert code == 2 and "did you mean 'clip'" in err
 
 
-def test_show_gives_parameters_defaults_paper_and_hosts(monkeypatch, capsys):
-    code, out, _ = run(monkeypatch, capsys, "show", "clip", "ppo")
+def test_show_gives_parameters_defaults_paper_and_hosts(command):
+    code, out, _ = command("show", "clip", "ppo")
     assert code == 0
     for text in ("eps_low", "0.2", "arXiv 1707.06347", "trl", "clip=ppo"):
         assert text in out
 
 
-def test_square_brackets_are_text(monkeypatch, capsys):
-    assert "lies in [share_low, share_high]" in run(monkeypatch, capsys, "list", "allocator")[1]
-    assert "[share_low, share_high]" in run(monkeypatch, capsys, "show", "allocator", "orchard_bar")[1]
+def test_square_brackets_are_text(command):
+    assert "lies in [share_low, share_high]" in command("list", "allocator")[1]
+    assert "[share_low, share_high]" in command("show", "allocator", "orchard_bar")[1]
 
 
 def test_a_docstring_is_unwrapped_for_a_narrow_screen_but_its_formulas_are_not():
@@ -66,34 +49,34 @@ def test_a_docstring_is_unwrapped_for_a_narrow_screen_but_its_formulas_are_not()
     ]
 
 
-def test_show_of_an_unknown_name_is_one_message_and_exit_code_2(monkeypatch, capsys):
-    code, _, err = run(monkeypatch, capsys, "show", "clip", "pppo")
+def test_show_of_an_unknown_name_is_one_message_and_exit_code_2(command):
+    code, _, err = command("show", "clip", "pppo")
     assert code == 2
     assert err.startswith("error: unknown clip 'pppo'; did you mean 'ppo'") and "Traceback" not in err
 
 
-def test_check_reports_every_recipe_and_fails_if_one_is_wrong(monkeypatch, capsys, tmp_path):
+def test_check_reports_every_recipe_and_fails_if_one_is_wrong(command, tmp_path):
     (tmp_path / "bad.yaml").write_text(
         "name: bad\ntitle: Bad\nhost: trl\nplugins: {clip: pppo}\nprofiles: {tiny: {}}\n"
     )
     (tmp_path / "good.yaml").write_text("name: good\ntitle: Good\nhost: trl\nprofiles: {tiny: {}}\n")
-    code, out, err = run(monkeypatch, capsys, "check", str(tmp_path))
+    code, out, err = command("check", str(tmp_path))
     assert code == 1
     assert "good.yaml" in out and "bad.yaml:4" in err
 
 
-def test_run_refuses_a_bad_override_before_making_a_folder(monkeypatch, capsys, tmp_path):
+def test_run_refuses_a_bad_override_before_making_a_folder(command, tmp_path):
     (tmp_path / "good.yaml").write_text("name: good\ntitle: Good\nhost: trl\nprofiles: {tiny: {}}\n")
     folder = tmp_path / "run"
-    code, _, err = run(monkeypatch, capsys, "run", str(tmp_path / "good.yaml"), "clip=pppo", "--output", str(folder))
+    code, _, err = command("run", str(tmp_path / "good.yaml"), "clip=pppo", "--output", str(folder))
     assert code == 2 and "did you mean 'ppo'" in err
     assert not folder.exists()
 
 
-def test_version(monkeypatch, capsys):
+def test_version(command):
     from rlx_plugins import __version__
 
-    assert run(monkeypatch, capsys, "version")[1].strip() == __version__
+    assert command("version")[1].strip() == __version__
 
 
 @pytest.mark.parametrize("text", ["What it is. More.", "What it is"])

@@ -1,11 +1,9 @@
 """`rlx diagnose` on a run folder."""
 
 import json
-import sys
 
 import pytest
 
-from rlx_plugins import cli
 from rlx_plugins.recipes.run_folder import RunFolder, write_json
 
 
@@ -18,27 +16,14 @@ def folder(tmp_path):
     return made
 
 
-def diagnose(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["rlx", "diagnose", *words])
-    monkeypatch.setattr(cli.out, "_width", 200, raising=False)
-    monkeypatch.setattr(cli.err, "_width", 200, raising=False)
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    text = capsys.readouterr()
-    return code, text.out, text.err
-
-
-def test_found_healthy_and_not_measured_are_three_lists(folder, monkeypatch, capsys):
+def test_found_healthy_and_not_measured_are_three_lists(folder, command):
     for step in (1, 2):
         folder.log({"step": step, "rlx/groups/all_fail": 0.6, "completions/clipped_ratio": 0.0})
-    code, out, _ = diagnose(monkeypatch, capsys, str(folder.path))
+    code, out, _ = command("diagnose", str(folder.path))
     assert code == 0
     assert "all_fail" in out and "hint=guide" in out and "rlx/groups/all_fail 0.6, step 2" in out
     assert "try, best first: hint, sampler, allocator" in out
-    code, out, _ = diagnose(monkeypatch, capsys, str(folder.path), "--json")
+    code, out, _ = command("diagnose", str(folder.path), "--json")
     got = json.loads(out)
     assert [f["id"] for f in got["flags"]] == ["all_fail"]
     assert got["flags"][0]["severity"] == pytest.approx(1.0)
@@ -47,13 +32,13 @@ def test_found_healthy_and_not_measured_are_three_lists(folder, monkeypatch, cap
     assert got["try_kinds"][0] == {"kind": "hint", "stage": "G"}
 
 
-def test_a_healthy_run_has_nothing_found(folder, monkeypatch, capsys):
+def test_a_healthy_run_has_nothing_found(folder, command):
     folder.log({"step": 1, "rlx/groups/all_fail": 0.1})
-    _, out, _ = diagnose(monkeypatch, capsys, str(folder.path))
+    _, out, _ = command("diagnose", str(folder.path))
     assert "nothing found among what was measured" in out
 
 
-def test_a_folder_without_metrics_is_refused(folder, tmp_path, monkeypatch, capsys):
+def test_a_folder_without_metrics_is_refused(folder, tmp_path, command):
     for path, message in ((folder.path, "it has no metrics yet"), (tmp_path / "none", "no metrics.jsonl")):
-        code, _, err = diagnose(monkeypatch, capsys, str(path))
+        code, _, err = command("diagnose", str(path))
         assert code == 2 and message in " ".join(err.split())

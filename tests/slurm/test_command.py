@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from rlx_plugins import cli
 
-
-@pytest.fixture
-def rlx(monkeypatch, capsys):
-    """(exit code, standard output, standard error) of `rlx <words>`."""
-
-    def run(*words: object):
-        monkeypatch.setattr(sys, "argv", ["rlx", *map(str, words)])
-        monkeypatch.setattr(cli.err, "_width", 200, raising=False)
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def test_print_writes_the_script_and_nothing_else(rlx, recipe, tmp_path):
+def test_print_writes_the_script_and_nothing_else(command, recipe, tmp_path):
     folder = tmp_path / "run"
-    code, out, err = rlx("slurm", recipe, "clip=ppo", "--print", "--nodes", 2, "--output", folder)
+    code, out, err = command("slurm", recipe, "clip=ppo", "--print", "--nodes", 2, "--output", folder)
     assert code == 0 and err == ""
     assert out.startswith("#!/bin/bash\n") and "clip=ppo" in out and str(recipe) in out
     assert not folder.exists()
 
 
-def test_without_submit_the_script_is_written_and_the_command_for_it_printed(rlx, recipe, tmp_path):
-    code, out, _ = rlx("slurm", recipe, "--output", tmp_path / "a run", "--array", "seeds=0-1")
+def test_without_submit_the_script_is_written_and_the_command_for_it_printed(command, recipe, tmp_path):
+    code, out, _ = command("slurm", recipe, "--output", tmp_path / "a run", "--array", "seeds=0-1")
     assert code == 0
     assert out == f"sbatch '{tmp_path}/a run/slurm/job.sh'\n"
     assert (tmp_path / "a run" / "seed-1" / "slurm").is_dir()  # sbatch makes no folders for its logs
 
 
-def test_submit_prints_the_jobs_id_and_its_log(rlx, recipe, tmp_path, slurm):
+def test_submit_prints_the_jobs_id_and_its_log(command, recipe, tmp_path, slurm):
     slurm(sbatch="echo 12")
-    code, out, _ = rlx("slurm", recipe, "--output", tmp_path / "run", "--submit")
+    code, out, _ = command("slurm", recipe, "--output", tmp_path / "run", "--submit")
     assert (code, out) == (0, f"job 12: {tmp_path}/run/slurm/log.txt\n")
 
 
@@ -59,14 +38,14 @@ def test_submit_prints_the_jobs_id_and_its_log(rlx, recipe, tmp_path, slurm):
         (["--host", "vllm"], "the recipe is for host trl and verl, not 'vllm'"),
     ],
 )
-def test_a_mistake_is_one_message_and_exit_code_2_and_writes_nothing(rlx, recipe, tmp_path, slurm, words, message):
-    code, out, err = rlx("slurm", recipe, *words, "--output", tmp_path / "run")
+def test_a_mistake_is_one_message_and_exit_code_2_and_writes_nothing(command, recipe, tmp_path, slurm, words, message):
+    code, out, err = command("slurm", recipe, *words, "--output", tmp_path / "run")
     assert (code, out) == (2, "")
     assert message in err and "Traceback" not in err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_warning_does_not_disturb_the_script(rlx, recipe):
-    code, out, err = rlx("slurm", recipe, "save_strategy=no", "--print")
+def test_a_warning_does_not_disturb_the_script(command, recipe):
+    code, out, err = command("slurm", recipe, "save_strategy=no", "--print")
     assert code == 0 and out.startswith("#!/bin/bash") and out.endswith('exit "$status"\n')
     assert err.startswith("warning: the run writes no checkpoints")

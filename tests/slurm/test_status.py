@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 
 import pytest
 
 import rlx_plugins as rlx
-from rlx_plugins import cli
 from rlx_plugins.recipes.run_folder import RunFolder, write_json
 from rlx_plugins.slurm import queue
 from rlx_plugins.slurm.queue import JobState, job_states
@@ -140,16 +138,10 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         statuses([tmp_path / "missing"])
 
 
-def test_the_command_shows_a_table_or_json(tmp_path, slurm, monkeypatch, capsys):
+def test_the_command_shows_a_table_or_json(tmp_path, slurm, command):
     run_folder(tmp_path / "[red]one", steps=3, finished=True)
-    monkeypatch.setattr(cli.out, "_width", 200, raising=False)
-    monkeypatch.setattr(sys, "argv", ["rlx", "status", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        cli.main()
-    table = capsys.readouterr().out
+    code, table, _ = command("status", tmp_path)
+    assert code == 0
     assert "[red]one" in table and "finished" in table and "3/10" in table
-    monkeypatch.setattr(sys, "argv", ["rlx", "status", str(tmp_path), "--json"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    (run,) = json.loads(capsys.readouterr().out)
+    (run,) = json.loads(command("status", tmp_path, "--json")[1])
     assert (run["state"], run["step"], run["of"], run["reward"]) == ("finished", 3, 10, 0.3)
