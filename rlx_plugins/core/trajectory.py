@@ -88,7 +88,7 @@ class Rollout:
     training prompt; `context` is put after it while sampling only; `teacher_context` is what a privileged teacher sees.
     `max_tokens` bounds the response, `pause_at` is the response length at which the engine hands the row back.
     `banned` are token ids the next sampled token may not be; the engine reports the log-probability of that token as if
-    nothing had been banned, and empties the list.
+    nothing had been banned, or as unknown, and empties the list.
     `reward` and `components` are set by the host when the row finishes, before any shaping. `propensity` is the
     probability with which the row survived pruning; `keep=False` leaves it out of the update.
     """

@@ -30,6 +30,9 @@ from .columns import nest
 from .rows import SCORE
 from .top_tokens import of_answer
 
+BAN = -100.0
+"""Logit bias of a banned token, the lowest vLLM takes."""
+
 
 class Requests:
     """Coroutines on an event loop in a background thread; their answers come out of `answers` as they arrive."""
@@ -134,7 +137,7 @@ class Engine:
             r.state = "paused"
         else:
             stops = [r.max_tokens - length] + ([r.pause_at - length] if r.pause_at is not None else [])
-            room = min(stops) if self.chunk is None else min(*stops, self.chunk)
+            room = 1 if r.banned else min(stops) if self.chunk is None else min(*stops, self.chunk)
             self._send(r, "tokens", self._sample(r.prompt + r.context + r.tokens, self._parameters(r, room)))
 
     def _finish(self, r: Rollout, stop: Any) -> None:
@@ -172,6 +175,9 @@ class Engine:
         version = self.version if told is None else int(told)
         logp = [float(x) for x in output.log_probs] if output.log_probs else None
         top = of_answer(output)
+        if r.banned:  # the engine's numbers are those of what was left: as if nothing had been banned, unknown
+            logp = top = None
+            r.banned = []
         last = r.segments[-1] if r.segments else None
         if last is not None and (last.source, last.version, last.trained) == ("policy", version, True):
             last.extend(tokens, logp, top)
@@ -182,6 +188,8 @@ class Engine:
     def _parameters(self, r: Rollout, room: int) -> dict[str, Any]:
         """Sampling parameters of a request for up to `room` further tokens of a row."""
         own: dict[str, Any] = {"temperature": r.temperature, "max_tokens": room}
+        if r.banned:
+            own["logit_bias"] = dict.fromkeys(r.banned, BAN)
         if self.seed is not None:
             own["seed"] = hash_bits(self.seed, r.group, r.slot, len(r)) & (2**31 - 1)
         return {**self.sampling, **own}

@@ -23,7 +23,7 @@ CHUNKED = frozenset({"abort"})
 HEAD = frozenset({"logits", "forward:hidden"})
 """What is read where the output head is called: a worker has to call it, on whole sequences."""
 
-CAPABILITIES = UPDATE | PROGRAM | CHUNKED | {"reset_prox"}
+CAPABILITIES = UPDATE | PROGRAM | CHUNKED | {"ban_tokens", "reset_prox"}
 """Everything verl can do in its best configuration."""
 
 SYNC, ASYNC = "rlx_sync", "rlx_colocate_async"
@@ -39,8 +39,8 @@ FLAG_LOSS_SIGNALS = frozenset({"logp_old", "logp_new"})
 TEACHER_MODES = frozenset("kl k1 abs mse k2 low_var_kl k3".split())
 """verl's distillation losses whose teacher reports the log-prob of the sampled tokens."""
 
-TOP_ENGINES = frozenset({"vllm", "rlx_hf"})
-"""Names of verl's engines whose servers can report their likeliest tokens: top_tokens.py."""
+ASKABLE = frozenset({"vllm", "rlx_hf"})
+"""verl's engines whose requests take vLLM's own parameters: `logprobs` (top_tokens.py), `logit_bias`."""
 
 PROCESSED = "processed_logprobs"
 """verl's default for vLLM: log-probs after temperature, top-p and top-k."""
@@ -94,7 +94,7 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
         "abort": _CHUNK,
         "unlearn": "verl's servers take whole weight syncs only; host table can",
         "tools": "the rollout program generates with verl's servers directly; tools are called by verl's agent loops",
-        "ban_tokens": "verl's servers are asked for plain continuations; host trl with transformers' generate can",
+        "ban_tokens": "it is vLLM's logit_bias: set actor_rollout_ref.rollout.name=vllm (rlx_hf on the CPU)",
         "domain": "add a column of that name to the dataset, or an entry to its extra_info",
     }
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
@@ -112,8 +112,10 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
         capabilities |= PROGRAM
         if chosen["generation_chunk"] is not None:
             capabilities |= CHUNKED
+        if rollout.get("name", "vllm") in ASKABLE:
+            capabilities.add("ban_tokens")
     else:
-        remedies |= dict.fromkeys(PROGRAM | CHUNKED | {"rollout"}, _ROLLOUT)
+        remedies |= dict.fromkeys(PROGRAM | CHUNKED | {"ban_tokens", "rollout"}, _ROLLOUT)
     parallel = [part.get("ulysses_sequence_parallel_size", 1) for part in (actor, actor.get("fsdp_config", {}))]
     if max(parallel) > 1 or actor.get("use_fused_kernels", False):
         capabilities -= HEAD
@@ -132,7 +134,7 @@ def _reports_top_tokens(rollout: Mapping[str, Any]) -> bool:
     """Whether verl's engine can be asked for its likeliest tokens, at the temperature it samples with."""
     agent = rollout.get("agent") or {}
     return (
-        rollout.get("name", "vllm") in TOP_ENGINES
+        rollout.get("name", "vllm") in ASKABLE
         and rollout.get("logprobs_mode", PROCESSED) == PROCESSED
         and not (rollout.get("disaggregation") or {}).get("enabled")
         and agent.get("default_agent_loop", "single_turn_agent") == "single_turn_agent"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from types import SimpleNamespace
 
@@ -70,6 +71,19 @@ def group(prompt, n=1, max_tokens=6):
     g = rlx.Group(f"g{prompt}", "p", [prompt, 5], max_tokens)
     g.start(n)
     return g
+
+
+def test_a_banned_token_is_banned_in_a_request_of_its_own_whose_log_prob_is_unknown():
+    server, g = Server({1: 5}), group(1)
+    (row,) = g.rollouts
+    row.banned = [7, 8]
+    engine(server).execute(rlx.Generate([row], until="all"))
+    first, second = (params for _, params in server.requests)
+    assert (first["max_tokens"], first["logit_bias"]) == (1, {7: -100.0, 8: -100.0})
+    assert second["max_tokens"] == 5 and "logit_bias" not in second
+    (segment,) = row.segments
+    assert segment.tokens == [1, 1, 1, 1, 1, EOS] and math.isnan(segment.logp[0]) and segment.logp[1:] == [-0.5] * 5
+    assert row.banned == []
 
 
 def test_a_request_carries_its_rows_own_seed_when_asked_to():

@@ -33,7 +33,8 @@ _IGNORED = {"extra_args", "detokenize", "skip_special_tokens", "spaces_between_s
 class Request:
     """One generation under way; ``tokens`` grows, ``uniforms`` [max_tokens] decides what is drawn.
 
-    The ``top`` likeliest tokens are reported at each place, which vLLM's ``logprobs`` asks for.
+    ``bias`` is added to the logits of single tokens. The ``top`` likeliest tokens are reported at each place, which
+    vLLM's ``logprobs`` asks for.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Request:
     done: asyncio.Future[TokenOutput]
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    bias: dict[int, float] = field(default_factory=dict)
     top: int = 0
     top_ids: list[list[int]] = field(default_factory=list)
     top_log_probs: list[list[float]] = field(default_factory=list)
@@ -117,6 +119,7 @@ class TransformersServer:
         stop |= frozenset(params.pop("stop_token_ids", None) or ())
         temperature, top_p = float(params.pop("temperature", 1.0)), float(params.pop("top_p", 1.0))
         top_k, seed = int(params.pop("top_k", -1)), params.pop("seed", None)
+        bias = {int(token): float(value) for token, value in (params.pop("logit_bias", None) or {}).items()}
         unknown = {k: v for k, v in params.items() if k not in _IGNORED and v is not None and v != _NEUTRAL.get(k)}
         if unknown:
             raise ValueError(f"rlx_hf has no sampling parameter {', '.join(f'{k}={v}' for k, v in unknown.items())}")
@@ -129,6 +132,7 @@ class TransformersServer:
             top_k=top_k if top_k > 0 else self.vocabulary,
             top_p=top_p,
             done=asyncio.get_running_loop().create_future(),
+            bias=bias,
             top=top,
         )
 
@@ -192,9 +196,11 @@ class TransformersServer:
                 )
             cache = output.past_key_values
             uniform = torch.tensor([0.0 if row.finished else float(row.uniforms[len(row.tokens)]) for row in rows])
-            token, log_prob, likeliest, values = draw(
-                output.logits[:, -1, : self.vocabulary].float(), temperature, top_k, top_p, uniform[:, None]
-            )
+            logits = output.logits[:, -1, : self.vocabulary].float()
+            for i, row in enumerate(rows):
+                for biased, value in row.bias.items():
+                    logits[i, biased] += value
+            token, log_prob, likeliest, values = draw(logits, temperature, top_k, top_p, uniform[:, None])
             top = zip(likeliest[:, :most].tolist(), values[:, :most].tolist())
             for row, drawn, lp, (ids, known) in zip(rows, token.tolist(), log_prob.tolist(), top, strict=True):
                 if not row.finished:

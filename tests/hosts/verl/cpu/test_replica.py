@@ -85,6 +85,23 @@ def test_the_likeliest_tokens_are_those_of_the_policy_at_the_temperature(server)
     assert 0 < among < 600
 
 
+def test_a_biased_token_is_not_drawn_and_the_others_share_its_probability(server):
+    async def both():
+        free = await ask(server, [10], seed=3, max_tokens=1)
+        (first,) = free.token_ids
+        biased = [ask(server, [10], seed=i, max_tokens=1, logit_bias={first: -100.0}) for i in range(30)]
+        return first, await asyncio.gather(*biased)
+
+    first, outputs = asyncio.run(both())
+    with torch.no_grad():
+        logits = server.model(input_ids=torch.tensor([[10]])).logits[0, -1, : server.vocabulary].clone()
+    logits[first] = -torch.inf
+    drawn = [output.token_ids[0] for output in outputs]
+    assert first not in drawn and len(set(drawn)) > 1
+    logp = torch.tensor([output.log_probs[0] for output in outputs])
+    torch.testing.assert_close(logp, logits.log_softmax(-1)[drawn], atol=1e-5, rtol=0)
+
+
 def test_a_response_ends_with_the_end_of_sequence_or_at_its_limit(server):
     outputs = asyncio.run(ask_all(server, [[10]] * 40, temperature=3.0))
     eos = next(iter(server.eos))
