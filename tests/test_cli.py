@@ -24,6 +24,15 @@ def test_show_gives_parameters_defaults_paper_and_hosts(command):
         assert text in out
 
 
+def test_show_without_a_kind_or_a_name_says_what_is_missing(command):
+    code, _, err = command("show", "bapo")
+    assert code == 2 and err.startswith("error: ") and "there is rlx show clip bapo" in err
+    code, _, err = command("show", "clip")
+    assert code == 2 and "names of kind clip: a2tgpo, bapo" in err
+    code, _, err = command("show", "bappo")
+    assert code == 2 and "'bappo' is neither; did you mean 'bapo'" in err
+
+
 def test_square_brackets_are_text(command):
     assert "lies in [share_low, share_high]" in command("list", "allocator")[1]
     assert "[share_low, share_high]" in command("show", "allocator", "orchard_bar")[1]

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 try:
     import typer
@@ -54,8 +54,13 @@ def list_plugins(kind: Annotated[str | None, typer.Argument(help="one kind only"
 
 
 @app.command()
-def show(kind: str, name: str) -> None:
+def show(
+    kind: Annotated[str, typer.Argument(help="the kind of the plug-in")],
+    name: Annotated[str | None, typer.Argument(help="its name")] = None,
+) -> None:
     """Show one plug-in: what it does, parameters with their defaults, paper, requirements, hosts."""
+    if name is None:
+        fail(f"rlx show takes a kind and a name; {completions_of(kind)}")
     cls = find(kind, name)
     out.print(f"[bold]{kind} {name}[/bold]  ({cls.__module__}.{cls.__qualname__})", highlight=False)
     out.print(unwrapped(cls), markup=False, highlight=False)
@@ -303,8 +308,18 @@ def version() -> None:
     out.print(__version__, highlight=False)
 
 
-def fail(message: str) -> None:
-    err.print(message, style="red", markup=False, highlight=False)
+def completions_of(word: str) -> str:
+    """What `rlx show <word>` may have meant: a kind without a name, or a name without its kind."""
+    if word in KINDS:
+        return f"names of kind {word}: {', '.join(names(word)) or 'none'}"
+    kinds = [kind for kind in KINDS if word in names(kind)]
+    if kinds:
+        return "there is " + " and ".join(f"rlx show {kind} {word}" for kind in kinds)
+    return f"{word!r} is neither{close_matches(word, [*KINDS, *(n for k in KINDS for n in names(k))])} (rlx list)"
+
+
+def fail(message: str) -> NoReturn:
+    err.print(f"error: {message}", style="red", markup=False, highlight=False)
     raise typer.Exit(2)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .batch import RolloutBatch
 from .errors import DataError
+from .returned import check_token_tensor
 from .terms import PolicyTerms, _alone, masked
 
 if TYPE_CHECKING:
@@ -51,18 +52,23 @@ def policy_loss(
     terms = PolicyTerms(logp_new, batch, entropy=entropy, advantages=batch.advantages, all_reduce=all_reduce)
     terms.logits = logit_columns(parts, logits, batch)
     terms.advantages = parts.one("advantage").in_loss(terms)
+    check_token_tensor(parts.one("advantage"), terms.advantages, logp_new, "in_loss")
     terms.ratio = parts.one("ratio")(terms)
-    token_loss, metrics = _with_metrics(parts.one("clip")(terms))
+    check_token_tensor(parts.one("ratio"), terms.ratio, logp_new)
+    token_loss, metrics = _with_metrics(parts.one("clip"), terms)
     loss = reduce(token_loss, batch.loss_weight, totals[POLICY])
     divergence: Tensor | None = None
     for part in parts["distill"]:
         divergence = part(terms, divergence)
+        check_token_tensor(part, divergence, logp_new)
     if divergence is not None:
         term = reduce(divergence, batch.distill_weight, totals[DISTILL])
         loss = loss + parts.distill_coef * term
         metrics["distill/loss"] = term.detach()
     for part in parts["auxiliary"]:
-        term = reduce(part(terms, None), batch[f"{part.name}_weight"], totals[part.name])
+        token_loss = part(terms, None)
+        check_token_tensor(part, token_loss, logp_new)
+        term = reduce(token_loss, batch[f"{part.name}_weight"], totals[part.name])
         loss = loss + part.coef * term
         metrics[f"auxiliary/{part.name}"] = term.detach()
     return loss, metrics
@@ -94,9 +100,8 @@ def check_finite(name: str, logp: Tensor, batch: RolloutBatch) -> None:
         )
 
 
-def _with_metrics(result: object) -> tuple[Tensor, dict[str, Tensor]]:
-    if isinstance(result, tuple):
-        loss, metrics = result
-        return loss, {f"clip/{k}": v for k, v in metrics.items()}
-    assert isinstance(result, Tensor)
-    return result, {}
+def _with_metrics(clip: Any, terms: PolicyTerms) -> tuple[Tensor, dict[str, Tensor]]:
+    result = clip(terms)
+    loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    check_token_tensor(clip, loss, terms.logp_new)
+    return loss, {f"clip/{k}": v for k, v in metrics.items()}

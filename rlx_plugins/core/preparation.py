@@ -16,6 +16,7 @@ from .batch import RolloutBatch
 from .config import Parts
 from .errors import DataError
 from .objective import POLICY, check_finite
+from .returned import check_columns
 from .terms import masked_mean
 
 
@@ -51,7 +52,7 @@ def prepare(parts: Parts, batch: RolloutBatch) -> Prepared:
     metrics: dict[str, float] = {}
     batch = batch.with_columns(row=torch.arange(batch.size, device=batch.device))
     for part in parts["reward"]:
-        batch = batch.with_columns(**_columns(part, part(batch), metrics))
+        batch = batch.with_columns(**_columns(part, batch, metrics))
     if parts.baseline == "kept":
         batch = _kept(batch)
     batch = _credit(parts, batch, metrics)
@@ -59,16 +60,18 @@ def prepare(parts: Parts, batch: RolloutBatch) -> Prepared:
         batch = _kept(batch)
     correction = torch.ones_like(batch.advantages)
     for part in parts["correction"]:
-        columns = _columns(part, part(batch), metrics)
+        columns = _columns(part, batch, metrics)
         correction = correction * columns.pop("weight")
         batch = batch.with_columns(**columns)
     batch = batch.with_columns(correction_weight=correction)
-    policy = parts.one("aggregate")(batch, batch.response_mask)
+    rule = parts.one("aggregate")
+    policy = rule(batch, batch.response_mask)
+    check_columns(rule, policy, batch.response_mask)
     weight = policy["weight"] * correction
     batch = _other_terms(parts, batch)
     kept_length: Tensor | None = None
     for part in parts["selector"]:
-        columns = _columns(part, part(batch), metrics)
+        columns = _columns(part, batch, metrics)
         weight = weight * columns.pop("weight")
         if (cut := columns.pop("kept_length", None)) is not None:
             kept_length = cut if kept_length is None else torch.minimum(kept_length, cut)
@@ -107,8 +110,10 @@ def _kept(batch: RolloutBatch) -> RolloutBatch:
     return batch.rows(batch.keep)
 
 
-def _columns(part: Any, returned: Mapping[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
-    """What a part returned, with its numbers (statistics of the whole batch) also reported as <kind>/<name>/<key>."""
+def _columns(part: Any, batch: RolloutBatch, metrics: dict[str, float]) -> dict[str, Any]:
+    """What a part returns, with its numbers (statistics of the whole batch) also reported as <kind>/<name>/<key>."""
+    returned: Mapping[str, Any] = _asked(part, batch)
+    check_columns(part, returned, batch.response_mask)
     for key, value in returned.items():
         is_number = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.ndim == 0)
         if is_number:
@@ -116,9 +121,20 @@ def _columns(part: Any, returned: Mapping[str, Any], metrics: dict[str, float]) 
     return dict(returned)
 
 
+def _asked(part: Any, batch: RolloutBatch) -> Any:
+    """The part's answer; an error of its own leaves with a note that names it, and signals that hold no numbers."""
+    try:
+        return part(batch)
+    except Exception as error:
+        lists = [name for name in sorted(part.requires) if batch.has(name) and isinstance(batch[name], list)]
+        note = f"raised by {part.kind} {part.name}"
+        error.add_note(f"{note}; not every row has a number in {', '.join(lists)}" if lists else note)
+        raise
+
+
 def _credit(parts: Parts, batch: RolloutBatch, metrics: dict[str, float]) -> RolloutBatch:
     part = parts.one("advantage")
-    columns = _columns(part, part(batch), metrics)
+    columns = _columns(part, batch, metrics)
     advantages = columns.pop("advantages")
     scorable = torch.isfinite(batch.rewards)[:, None] & batch.response_mask
     zero = torch.zeros((), dtype=advantages.dtype, device=advantages.device)

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -18,6 +19,7 @@ from .params import check_names
 
 ENTRY_POINT_GROUP = "rlx_plugins.plugins"
 _PACKAGE = "rlx_plugins"
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_HOOKS = {"check", "params", "replace", "state_dict", "load_state_dict"}
 
 _registered: dict[tuple[str, str], type[Plugin]] = {}
@@ -144,6 +146,8 @@ _PROTOCOL_BASES = {RolloutPart, UpdatePart, *KINDS.values()}
 
 def _check_fits(kind: str, name: str, cls: type, protocol: type[Any]) -> None:
     label = f"{kind} {name!r} ({cls.__module__}.{cls.__qualname__})"
+    if not _NAME.fullmatch(name):
+        raise RegistrationError(f"{label}: a name has letters, digits, _ and - only; flags give others a meaning")
     if not (isinstance(cls, type) and issubclass(cls, protocol)):
         raise RegistrationError(f"{label} must derive from rlx_plugins.{protocol.__name__}")
     if not is_dataclass_plugin(cls):

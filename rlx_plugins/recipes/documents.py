@@ -87,9 +87,12 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any], path: KeyPath = (
 
 
 def similar_files(path: Path) -> str:
-    """`; did you mean ...` for the YAML files beside a path that is not there."""
-    folder = path.parent if path.parent.is_dir() else Path()
-    return close_matches(path.name, [p.name for p in folder.glob("*.yaml")])
+    """`; did you mean ...` for the YAML files beside a path that is not there, or in folders beside its folder."""
+    folder = path.parent
+    if folder.is_dir():
+        return close_matches(path.name, [p.name for p in folder.glob("*.yaml")])
+    found = [f"{p.parent.name}/{p.name}" for p in folder.parent.glob("*/*.yaml")]
+    return close_matches(f"{folder.name}/{path.name}", found)
 
 
 PLUGINS: KeyPath = ("plugins",)
@@ -138,10 +141,22 @@ def _read_alone(path: Path) -> Document:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise RecipeError(f"{where}: not YAML: {getattr(error, 'problem', error)}") from None
+        raise RecipeError(f"{where}: not YAML: {_in_plain_words(error)}") from None
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of keys such as name, host, plugins, profiles")
     return Document(path, data, places)
+
+
+def _in_plain_words(error: yaml.YAMLError) -> str:
+    """What the parser says, with the usual cause of what it says about blocks, mappings and tabs."""
+    problem = str(getattr(error, "problem", None) or error)
+    if "mapping values are not allowed" in problem:
+        return f"{problem}; here or in the line before, a space after a colon is missing or the indentation is off"
+    if "<block" in problem:
+        return f"{problem}; is this line indented like its neighbours?"
+    if "'\\t'" in problem:
+        return f"{problem}; indent with spaces, not tabs"
+    return problem
 
 
 def _key_places(file: Path, node: yaml.Node | None, path: KeyPath = ()) -> dict[KeyPath, Place]:

@@ -28,8 +28,10 @@ class RunFolder:
 
         Raises ConfigError when it can't be written, or holds another run and neither `resume` nor `overwrite` is set.
         """
+        if resume and overwrite:
+            raise ConfigError("--resume and --overwrite exclude each other: go on with the run, or start it anew")
         folder = cls(Path(path))
-        if folder.recipe.exists() and not (resume or overwrite):
+        if folder.holds_run() and not (resume or overwrite):
             raise ConfigError(f"{folder.path} already holds a run; use --resume, --overwrite, or another --output")
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
@@ -42,6 +44,11 @@ class RunFolder:
             folder.summary.unlink(missing_ok=True)
             shutil.rmtree(folder.checkpoints, ignore_errors=True)  # else a later --resume would go on from the old run
         return folder
+
+    def holds_run(self) -> bool:
+        """Whether a run stands here. A start that failed before its first step and checkpoint is none."""
+        trained = bool(self.records()) or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+        return self.recipe.exists() and (trained or not self.failure.exists())
 
     @property
     def recipe(self) -> Path:

@@ -43,7 +43,7 @@ def run(
     train = host_module(recipe.host).train
     options = {"tiny": profile == "tiny"} if recipe.host == "verl" else {}
     if is_main_process():
-        if resume and folder.recipe.exists():
+        if resume and folder.holds_run():
             check_same_run(folder, setting)
         folder.failure.unlink(missing_ok=True)
         write_json(folder.recipe, setting)

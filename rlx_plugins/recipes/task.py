@@ -134,7 +134,10 @@ def load_object(path: str, what: str) -> Any:
     try:
         found = importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{what} {path!r}: the module {module!r} can't be imported: {error}") from error
+        remedy = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            remedy = "; install its package, or put the folder it is in on PYTHONPATH"
+        raise ConfigError(f"{what} {path!r}: the module {module!r} can't be imported: {error}{remedy}") from error
     if not hasattr(found, name):
         raise ConfigError(f"{what} {path!r}: {module} has no {name!r}{close_matches(name, dir(found))}")
     return getattr(found, name)

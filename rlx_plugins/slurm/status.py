@@ -99,7 +99,8 @@ def run_status(path: Path, job: str | None, slurm: JobState | None, now: float) 
 def folder_state(folder: RunFolder, last: dict[str, Any], now: float) -> tuple[str, str]:
     """What a run's folder says of it, and of a failed one why it failed."""
     if folder.failure.exists():
-        return "failed", str(read_json(folder.failure)["error"])
+        error = str(read_json(folder.failure)["error"])
+        return "failed", "interrupted" if error.startswith("KeyboardInterrupt") else error
     times = {path: path.stat().st_mtime for path in (folder.recipe, folder.metrics, folder.summary) if path.exists()}
     if not times:
         return "not started", ""

@@ -36,6 +36,17 @@ def test_a_registered_class_is_created_by_name_with_its_parameters(temporary):
     assert "hard" in rlx.names("clip")
 
 
+@pytest.mark.parametrize("name", ["my clip", "clip.hard", "a=b", "a,b", ""])
+def test_a_name_that_flags_could_not_say_is_refused(temporary, name):
+    with pytest.raises(rlx.RegistrationError, match="a name has letters, digits, _ and - only"):
+
+        @temporary("clip", name)
+        @dataclass
+        class Hard(rlx.Clip):
+            def __call__(self, terms):
+                return terms.ratio
+
+
 def test_an_unknown_name_lists_the_close_matches():
     with pytest.raises(rlx.ConfigError, match=r"unknown clip 'pppo'; did you mean 'ppo'.*rlx list clip"):
         rlx.create("clip", "pppo")

@@ -208,3 +208,63 @@ def test_columns_from_logits_reach_the_loss(add):
     loss, _ = rlx.policy_loss(parts, prepared.batch, torch.nan_to_num(scored().logp_old), totals=totals, logits=logits)
     assert float(loss.detach()) == pytest.approx(1.0)
     assert torch.autograd.grad(loss, logits)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "message"),
+    [
+        (
+            "advantage",
+            lambda b: None,
+            r"advantage odd returned None; it returns a mapping with \{.advantages.: \[B,T\]",
+        ),
+        ("advantage", lambda b: b.rewards, r"odd returned a tensor of shape \[4\]; it returns a mapping"),
+        ("advantage", lambda b: {"advantage": b.rewards}, "odd returned a mapping with advantage; it returns"),
+        (
+            "advantage",
+            lambda b: {"advantages": b.rewards},
+            r"odd returned 'advantages' as a tensor of shape \[4\]; it is a tensor \[B,T\] with B=4, T=3",
+        ),
+        ("reward", lambda b: {"reward": b.rewards}, "reward odd returned a mapping with reward; it returns"),
+        ("reward", lambda b: {"rewards": b.rewards[:-1]}, r"reward odd returned 'rewards' as .* \[3\]; .* B=4"),
+        ("selector", lambda b: {"kept_length": b.rewards}, "selector odd returned 'weight' as None"),
+        ("correction", lambda b: {"weight": 1.0}, "correction odd returned 'weight' as float 1.0"),
+    ],
+)
+def test_columns_that_do_not_fit_their_kind_are_refused_by_name(add, kind, answer, message):
+    add(kind, "odd", type("Odd", (getattr(rlx, kind.capitalize()),), {"__call__": lambda self, batch: answer(batch)}))
+    with pytest.raises(rlx.RegistrationError, match=message):
+        rlx.prepare(rlx.build({kind: "odd"}, HOST), scored())
+
+
+def test_a_reward_part_may_drop_rows_or_only_look_on(add):
+    keep = torch.tensor([True, True, False, True])
+    add("reward", "looking", type("Looking", (rlx.Reward,), {"__call__": lambda self, batch: {}}))
+    add("reward", "dropping", type("Dropping", (rlx.Reward,), {"__call__": lambda self, batch: {"keep": keep}}))
+    assert rlx.prepare(rlx.build({"reward": ["looking", "dropping"]}, HOST), scored()).batch.size == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "message"),
+    [
+        ("clip", lambda t: None, r"clip odd returned None; .* with B=4, T=3, or that and a mapping of metrics"),
+        ("clip", lambda t: t.ratio.sum(), r"clip odd returned a tensor of shape \[\]"),
+        ("clip", lambda t: (t.ratio.sum(1), {}), r"clip odd returned a tensor of shape \[4\]"),
+        ("ratio", lambda t: t.log_ratio().exp()[:, :1], r"ratio odd returned a tensor of shape \[4, 1\]; .* B=4, T=3"),
+    ],
+)
+def test_token_losses_and_ratios_of_another_shape_are_refused_by_name(add, kind, answer, message):
+    add(kind, "odd", type("Odd", (getattr(rlx, kind.capitalize()),), {"__call__": lambda self, terms: answer(terms)}))
+    parts = rlx.build({kind: "odd"}, HOST)
+    prepared = rlx.prepare(parts, scored())
+    with pytest.raises(rlx.RegistrationError, match=message):
+        loss_of(parts, prepared, random_policy(prepared.batch))
+
+
+def test_an_error_of_a_part_says_which_part_and_which_signal_holds_no_numbers(add):
+    namespace = {"requires": frozenset({"predicted"}), "__call__": lambda self, batch: batch.predicted.float()}
+    add("reward", "odd", type("Odd", (rlx.Reward,), namespace))
+    host = rlx.HostProfile("test", frozenset({"logp_old", "predicted"}))
+    with pytest.raises(AttributeError, match="float") as raised:
+        rlx.prepare(rlx.build({"reward": "odd"}, host), scored().with_columns(predicted=["a", "b", "c", "d"]))
+    assert raised.value.__notes__ == ["raised by reward odd; not every row has a number in predicted"]

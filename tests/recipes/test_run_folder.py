@@ -21,6 +21,30 @@ def test_a_folder_that_holds_a_run_is_refused_unless_told_otherwise(tmp_path):
     assert RunFolder.open(tmp_path / "run", overwrite=True).records() == []
 
 
+def test_a_start_that_failed_before_its_first_step_does_not_hold_the_folder(tmp_path):
+    folder = RunFolder.open(tmp_path)
+    write_json(folder.recipe, {})
+    write_json(folder.failure, {"error": "ConfigError: TRL has no argument 'max_stepss'"})
+    RunFolder.open(tmp_path)
+    folder.log({"step": 1, "reward": 0.5})
+    with pytest.raises(rlx.ConfigError, match="already holds a run"):
+        RunFolder.open(tmp_path)
+
+
+def test_a_checkpoint_without_metrics_holds_the_folder(tmp_path):
+    folder = RunFolder.open(tmp_path)
+    write_json(folder.recipe, {})
+    write_json(folder.failure, {"error": "..."})
+    (folder.checkpoints / "checkpoint-1").mkdir(parents=True)
+    with pytest.raises(rlx.ConfigError, match="already holds a run"):
+        RunFolder.open(tmp_path)
+
+
+def test_resume_and_overwrite_exclude_each_other(tmp_path):
+    with pytest.raises(rlx.ConfigError, match="--resume and --overwrite exclude each other"):
+        RunFolder.open(tmp_path, resume=True, overwrite=True)
+
+
 def test_a_folder_that_can_not_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(rlx.ConfigError, match="can't be written"):

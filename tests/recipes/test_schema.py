@@ -80,6 +80,9 @@ def test_a_good_recipe_is_read(recipe):
         ),
         ("  small:\n", "  tiny:\n", r"small"),
         ("title: [A", "title: A sample", r"not YAML"),
+        ("\tclip: ppo\n", "  advantage: grpo\n", r"not YAML: .*; indent with spaces, not tabs"),
+        ("   clip: ppo\n", "  advantage: grpo\n", r"not YAML: .*; is this line indented like its neighbours\?"),
+        ("advantage:grpo", "advantage: grpo", r"not YAML: .* a space after a colon is missing"),
         ("name: again", "title: A sample", r":2: the key 'name' is given twice \(first in line 1\)"),
     ],
 )
@@ -104,6 +107,13 @@ def test_a_missing_file_names_the_similar_one(recipe):
     path = recipe()
     with pytest.raises(rlx.ConfigError, match=r"no such file; did you mean 'sample\.yaml'"):
         load(path.with_name("sampel.yaml"))
+
+
+def test_a_file_in_a_missing_folder_names_the_similar_one_in_a_folder_beside_it(recipe):
+    path = recipe()
+    wrong = path.parent.with_name(f"{path.parent.name}s") / path.name
+    with pytest.raises(rlx.ConfigError, match=rf"no such file; did you mean '{path.parent.name}/sample\.yaml'"):
+        load(wrong)
 
 
 def test_a_list_instead_of_a_mapping_is_explained(recipe):

@@ -52,6 +52,8 @@ def test_without_slurm_the_folder_tells(tmp_path, slurm):
     assert state(tmp_path / "e", steps=3, failed="RLXError: no GPU") == "failed"
     assert state(tmp_path / "f", job=12) == "not started"
     assert [run.note for run in statuses([tmp_path / "e"])] == ["RLXError: no GPU"]
+    assert state(tmp_path / "g", steps=3, failed="KeyboardInterrupt: ") == "failed"
+    assert [run.note for run in statuses([tmp_path / "g"])] == ["interrupted"]
 
 
 def test_a_finished_run_that_goes_on_is_running(tmp_path, slurm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,9 +73,9 @@ class RLXConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if isinstance(self.plugins, str):
-            self.plugins = parse_overrides(shlex.split(self.plugins))
+            self.plugins = _parsed(self.plugins)
+        super().__post_init__()
         if self.plugins is not None and not isinstance(self.plugins, Mapping):
             raise ConfigError(f"plugins: expected a mapping or 'kind=name ...' words, got {self.plugins!r}")
         if self.plugins is not None:
@@ -84,6 +85,18 @@ class RLXConfig(GRPOConfig):
             raise ConfigError(f"generation_chunk: must be >= 1 token, got {self.generation_chunk}")
         if self.prox_decay is not None and not 0 <= self.prox_decay < 1:
             raise ConfigError(f"prox_decay: must be in [0, 1), got {self.prox_decay}")
+
+
+def _parsed(text: str) -> Any:
+    """`plugins` of a command line: JSON where it begins like it, else words of the common grammar."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else parse_overrides(shlex.split(text))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"plugins: not JSON: {error}, in {text}") from None
+    except ConfigError as error:
+        raise ConfigError(f"plugins: {error}") from None
+    except ValueError as error:  # of shlex: a quotation that is not closed
+        raise ConfigError(f"plugins: {error}, in {text}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -60,17 +60,33 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         try:
-            return await function(*args, **kwargs)
+            rewards = await function(*args, **kwargs)
         except Exception as error:  # a reward function may raise anything
             raise failed(error) from error
+        return _numbers(name, rewards, kwargs.get("completions"))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            rewards = function(*args, **kwargs)
         except Exception as error:
             raise failed(error) from error
+        return _numbers(name, rewards, kwargs.get("completions"))
 
     is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
     wrapped: Callable[..., Any] = call_async if is_async else call
     wrapped.__name__ = name
     return wrapped
+
+
+def _numbers(name: str, rewards: Any, completions: Sequence[Any] | None) -> list[Any]:
+    """The rewards as a list; DataError where they are none, one is no number, or their number is another."""
+    wanted = "it returns a list with a number for every completion, or None where it can't score one"
+    if isinstance(rewards, (str, Mapping)) or not isinstance(rewards, Iterable):
+        raise DataError(f"reward function {name!r} returned {rewards!r:.60}; {wanted}")
+    found = list(rewards)
+    for i, value in enumerate(found):
+        if isinstance(value, (str, Mapping, list, tuple)):
+            raise DataError(f"reward function {name!r} returned {value!r:.60} for completion {i}; {wanted}")
+    if completions is not None and len(found) != len(completions):
+        raise DataError(f"reward function {name!r} returned {len(found)} rewards for {len(completions)} completions")
+    return found

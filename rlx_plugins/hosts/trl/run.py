@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from trl.models.utils import unwrap_model_for_generation
 
 from ...core.errors import ConfigError, close_matches
+from ...core.kinds import KINDS
 from ...recipes.run_folder import RunFolder
 from ...recipes.schema import Profile, Recipe
 from ...recipes.task import is_tiny, load_model_path, load_task
@@ -20,6 +21,8 @@ from ..measures import weights_hash
 from .checkpoint import latest
 from .config import RLXConfig
 from .measured import MeasuredTrainer, Spent, TokenBudget
+from .profile import column_names
+from .trainer import checked_parts
 
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -42,16 +45,22 @@ def train(
     """
     config = make_config(recipe, profile, folder, seed)
     task = load_task(profile.task, seed)
+    columns = tuple(column_names(task.train))
+    if columns and "prompt" not in columns:
+        raise ConfigError(f"task {profile.task}: `train` has no column 'prompt' (it has {', '.join(columns)})")
     rewards = [task.reward(name) for name in profile.rewards]
     set_seed(seed)
     path = load_model_path(profile.model)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32 if config.use_cpu else None)
+    tokenizer = loaded(AutoTokenizer, path)
+    data = short_prompts(task.train, tokenizer, profile.max_prompt_length)
+    if config.plugins:  # the trainer asks the same, but after the model is loaded
+        checked_parts(config, data, own_rollouts=task.rollout_func is not None)
+    model = loaded(AutoModelForCausalLM, path, dtype=torch.float32 if config.use_cpu else None)
     trainer = MeasuredTrainer(
         model=model,
         reward_funcs=rewards,
         args=config,
-        train_dataset=short_prompts(task.train, tokenizer, profile.max_prompt_length),
+        train_dataset=data,
         processing_class=tokenizer,
         rollout_func=task.rollout_func,
     )
@@ -78,6 +87,17 @@ def train(
     return summary
 
 
+def loaded(cls: Any, path: str, **options: Any) -> Any:
+    """`cls.from_pretrained`; ConfigError where there is no such model, or none that can be loaded."""
+    try:
+        return cls.from_pretrained(path, **options)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"model {path!r} can't be loaded: {reason} (a profile's `model` is a folder, a hub name, tiny or smollm)"
+        ) from error
+
+
 def whole_model(trainer: MeasuredTrainer) -> Any:
     """A context in which every rank has the whole model, of which it holds a part under ZeRO-3."""
     return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
@@ -95,14 +115,17 @@ def make_config(recipe: Recipe, profile: Profile, folder: RunFolder, seed: int) 
     known = RLXConfig.__dataclass_fields__
     for name in arguments:
         if name not in known or name == "plugins":
-            near = close_matches(name, known)
+            near = close_matches(name, {*known, *KINDS, *Profile.model_fields})
             raise ConfigError(f"recipe {recipe.name}: TRL has no argument {name!r}{near}")
     fixed = {"output_dir": str(folder.checkpoints), "seed": seed, "logging_steps": 1}
     fixed |= {"report_to": "none", "disable_tqdm": True}  # the folder and the caller's progress take their place
     try:
         return RLXConfig(**{**arguments, **fixed, "plugins": recipe.plugins or None})
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"recipe {recipe.name}: TRL refuses the arguments: {error}") from error
+        remedy = ""
+        if not torch.cuda.is_available() and not arguments.get("use_cpu") and "use_cpu" in str(error):
+            remedy = " (without a GPU: use_cpu=true)"
+        raise ConfigError(f"recipe {recipe.name}: TRL refuses the arguments: {error}{remedy}") from error
 
 
 def setting_arguments(profile: Profile) -> dict[str, Any]:

@@ -92,17 +92,14 @@ class RLXTrainer(GRPOTrainer):
         *others: Any,
         **named: Any,
     ):
-        plugins = getattr(args, "plugins", None)
-        if plugins:
+        if getattr(args, "plugins", None):
             signature = inspect.signature(GRPOTrainer.__init__)
             given = signature.bind_partial(
                 self, model, reward_funcs, args, train_dataset, eval_dataset, processing_class,
                 reward_processing_classes, callbacks, *others, **named,
             ).arguments  # fmt: skip
             own_rollouts = any(given.get(name) for name in ("rollout_func", "tools", "environment_factory"))
-            self.parts = build(plugins, host_profile(args, dataset=train_dataset, own_rollouts=own_rollouts))
-            check_options(args, self.parts, own_rollouts=own_rollouts, dataset=train_dataset)
-            check_saving(args, args.save_steps)
+            self.parts = checked_parts(args, train_dataset, own_rollouts=own_rollouts)
             if args.vllm_importance_sampling_correction and corrects_sampling(self.parts):
                 args.vllm_importance_sampling_correction = False
                 logger.info("vllm_importance_sampling_correction is off: a plug-in corrects the same mismatch")
@@ -481,6 +478,14 @@ class RLXTrainer(GRPOTrainer):
 _MODEL_INPUTS = (
     "pixel_values image_grid_thw pixel_attention_mask image_sizes token_type_ids mm_token_type_ids image_position_ids"
 ).split()
+
+
+def checked_parts(args: Any, dataset: Any, *, own_rollouts: bool) -> Parts:
+    """The plug-ins of `args`; ConfigError where they, the other arguments and the dataset do not fit together."""
+    parts = build(args.plugins, host_profile(args, dataset=dataset, own_rollouts=own_rollouts))
+    check_options(args, parts, own_rollouts=own_rollouts, dataset=dataset)
+    check_saving(args, args.save_steps)
+    return parts
 
 
 class _StepEnd(TrainerCallback):

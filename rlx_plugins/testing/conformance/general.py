@@ -13,6 +13,7 @@ from torch import Tensor
 from ...core.batch import RolloutBatch
 from ...core.errors import ConfigError, MissingSignal
 from ...core.params import param_fields
+from ...core.returned import COLUMNS
 from .comparing import difference, first_difference
 from .report import Failed, Skipped
 from .setting import NO_NETWORK
@@ -42,16 +43,6 @@ def documented(subject: Subject) -> None:
         )
 
 
-SHAPES: dict[str, dict[str, str]] = {
-    "reward": {"rewards": "B", "reward_components": "BK"},
-    "advantage": {"advantages": "BT"},
-    "correction": {"weight": "BT"},
-    "aggregate": {"weight": "BT", "count": "B"},
-    "selector": {"weight": "BT", "kept_length": "B"},
-}
-"""Kind -> the columns it returns, with their shapes."""
-
-
 def shapes(subject: Subject) -> None:
     """The results are what its kind promises, in the shapes promised."""
     for hook in subject.hooks_or_skip():
@@ -63,7 +54,7 @@ def shapes(subject: Subject) -> None:
         elif hook.name == "mask":
             wanted = {"mask": "BT"}
         else:
-            wanted = dict(SHAPES["aggregate" if hook.name == "aggregate" else subject.kind])
+            wanted = dict(COLUMNS["aggregate" if hook.name == "aggregate" else subject.kind])
         if subject.kind == "selector" and not part.cuts_rows:
             wanted.pop("kept_length")
         if subject.kind == "reward":

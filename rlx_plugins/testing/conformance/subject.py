@@ -7,6 +7,7 @@ the hook's result into one number to differentiate.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -20,17 +21,19 @@ from torch import Tensor
 
 from ...core.batch import RolloutBatch
 from ...core.config import Parts
+from ...core.errors import RegistrationError
 from ...core.host import BATCH_SIGNALS
 from ...core.kinds import Aggregate, Auxiliary, Plugin
 from ...core.objective import policy_loss
 from ...core.preparation import Prepared, prepare
 from ...core.registry import implements
+from ...core.returned import COLUMNS, description
 from ...core.terms import PolicyTerms, masked
 from ...core.trajectory import Rollout
 from ...hosts.table import CALL, TablePolicy, TableTrainer
 from ...hosts.table.policy import entropy, score
 from .draws import global_draws
-from .report import Skipped
+from .report import Failed, Skipped
 from .setting import NO_NETWORK, Setting
 
 WARM_STEPS = 2
@@ -253,14 +256,15 @@ class Subject:
         leaves = {name: batch[name].detach().clone().requires_grad_() for name in LEAVES if batch.has(name)}
         others = self._parts
         parts = dataclasses.replace(others, by_kind={**others.by_kind, self.kind: [*others[self.kind][:-1], part]})
-        policy_loss(
-            parts,
-            batch,
-            leaves[POLICY],
-            totals={name: count.sum() for name, count in Prepared(batch).counts().items()},
-            entropy=leaves[ENTROPY] if "entropy" in parts.requires else None,
-            logits=leaves.get(LOGITS),
-        )
+        with contextlib.suppress(RegistrationError):  # a result that does not fit is the check `shapes`
+            policy_loss(
+                parts,
+                batch,
+                leaves[POLICY],
+                totals={name: count.sum() for name, count in Prepared(batch).counts().items()},
+                entropy=leaves[ENTROPY] if "entropy" in parts.requires else None,
+                logits=leaves.get(LOGITS),
+            )
         result, metrics = seen[0] if isinstance(seen[0], tuple) else (seen[0], {})
         values = {"result": result, **{f"metric {name}": value for name, value in metrics.items()}}
         if not isinstance(result, Tensor) or result.shape != batch.response_mask.shape:
@@ -318,7 +322,11 @@ def _call_in_batch_phase(part: Any, hook: str, batch: RolloutBatch) -> dict[str,
         return {"mask": part.mask(batch)}
     if hook == "aggregate":
         return dict(part.aggregate(batch, part.mask(batch)))
-    return dict(part(batch, batch.response_mask) if isinstance(part, Aggregate) else part(batch))
+    returned = part(batch, batch.response_mask) if isinstance(part, Aggregate) else part(batch)
+    if not isinstance(returned, Mapping):
+        names = ", ".join(f'"{name}": ...' for name in COLUMNS[part.kind])
+        raise Failed("a mapping of columns", f"{hook} returns {description(returned)}", f"return {{{names}}}")
+    return dict(returned)
 
 
 def _gradients(total: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -52,6 +52,24 @@ def test_a_reward_function_that_raises_is_named(model, tmp_path, plugins, asynch
     assert message == f"reward function '{function.__name__}' raised KeyError: 'answer'"
 
 
+@pytest.mark.parametrize("returned", [None, 1.0, ["1"] * 8, [[0.5]] * 8], ids=["None", "number", "text", "lists"])
+def test_a_reward_function_that_returns_no_numbers_is_named(model, tmp_path, returned):
+    def rewards(completions, **columns):
+        return returned
+
+    message = _failure(model, tmp_path, rlx.DataError, reward_funcs=[digits, rewards])
+    assert message.startswith("reward function 'rewards' returned ")
+    assert "it returns a list with a number for every completion" in message
+
+
+def test_a_reward_function_that_returns_another_number_of_rewards_is_named(model, tmp_path):
+    def rewards(completions, **columns):
+        return [0.5] * (len(completions) - 1)
+
+    message = _failure(model, tmp_path, rlx.DataError, reward_funcs=[digits, rewards])
+    assert message == "reward function 'rewards' returned 7 rewards for 8 completions"
+
+
 def test_nan_log_probs_stop_the_run_before_the_update(model, tmp_path):
     t = trainer(model, tmp_path, plugins={"advantage": "grpo"}, beta=0.1)
     before = weights(t)

@@ -30,6 +30,19 @@ def test_plugins_are_read_from_a_command_line(parser, text):
     assert args.plugins == {"advantage": "grpo", "clip": {"name": "ppo", "eps_high": 0.28}}
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"advantage": "grpo"', "plugins: not JSON: Expecting .*, in {.advantage.: .grpo."),
+        ("advantage grpo", "plugins: expected key=value, got 'advantage'"),
+        ('clip="ppo', 'plugins: No closing quotation, in clip="ppo'),
+    ],
+)
+def test_plugins_that_can_not_be_read_from_a_command_line_are_refused_by_name(text, message):
+    with pytest.raises(rlx.ConfigError, match=message):
+        HfArgumentParser((RLXConfig,)).parse_args_into_dataclasses([*CPU, "--plugins", text])
+
+
 def test_plugins_are_read_from_a_yaml_file_and_the_command_line_wins(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("plugins:\n  advantage: grpo\n  clip: {name: ppo, eps_high: 0.28}\nbeta: 0.5\n")
