@@ -1,9 +1,14 @@
 """The command `rlx`: what it prints and how it fails."""
 
+import logging
+import types
+import warnings
+
 import pytest
 
 from rlx_plugins.cli import descriptions
 from rlx_plugins.core.registry import find
+from rlx_plugins.hosts import inspection
 
 
 def test_list_shows_every_plugin_of_a_kind_with_what_it_needs(command):
@@ -102,3 +107,21 @@ def test_a_method_needs_what_its_parts_need_and_do_not_make_themselves():
     ]  # the hint makes the ratio's logp_behavior
     assert {"abort", "forward:logp"} <= descriptions.default_instance_value(copris, "capabilities")
     assert descriptions.needs(find("clip", "dro")(penalty_coef=0.1)) == ["logp_old"]
+
+
+def test_doctor_shows_the_seams_without_the_warnings_of_a_host(monkeypatch, command, caplog, recwarn):
+    def check_seams():
+        warnings.warn("no such engine", stacklevel=1)
+        logging.getLogger("host").warning("no accelerator")
+        return ["a seam is gone"]
+
+    real = inspection.importlib.import_module
+    noisy = types.SimpleNamespace(check_seams=check_seams)
+    monkeypatch.setattr(
+        inspection.importlib, "import_module", lambda name, *a: noisy if name.endswith(".seams") else real(name, *a)
+    )
+    monkeypatch.setattr(inspection.importlib.metadata, "version", lambda name: "1.16.0")
+    code, out, err = command("doctor")
+    assert code == 1 and "1 broken" in out and "trl: a seam is gone" in err
+    assert not caplog.records and not recwarn.list
+    assert logging.getLogger("host").isEnabledFor(logging.WARNING)

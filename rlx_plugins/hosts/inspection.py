@@ -5,9 +5,12 @@ Nothing here imports a host until its seams are asked for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -61,11 +64,25 @@ def inspect_host(name: str) -> HostReport:
     if not _within(version, host.tested):
         problems.append(f"version {version} is outside the tested range {host.tested}")
     try:
-        check: Callable[[], list[str]] = importlib.import_module(f"{host.module}.seams").check_seams
-        problems += check()
+        with _quiet():
+            check: Callable[[], list[str]] = importlib.import_module(f"{host.module}.seams").check_seams
+            problems += check()
     except Exception as error:  # a broken installation may raise anything on import
         problems.append(f"can't be imported: {type(error).__name__}: {error}")
     return HostReport(version, host.tested, "hold" if not problems else f"{len(problems)} broken", problems)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a host's warnings about accelerators and engines it does not find: the seams may hold all the same."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _within(version: str, tested: str) -> bool:
