@@ -116,8 +116,7 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
             capabilities.add("ban_tokens")
     else:
         remedies |= dict.fromkeys(PROGRAM | CHUNKED | {"ban_tokens", "rollout"}, _ROLLOUT)
-    parallel = [part.get("ulysses_sequence_parallel_size", 1) for part in (actor, actor.get("fsdp_config", {}))]
-    if max(parallel) > 1 or actor.get("use_fused_kernels", False):
+    if sequence_parallel(actor) > 1 or actor.get("use_fused_kernels", False):
         capabilities -= HEAD
         remedies |= dict.fromkeys(HEAD - remedies.keys(), _HEAD)
     if "logits" in capabilities:
@@ -128,6 +127,11 @@ def host_profile(config: Any, mode: str, columns: Iterable[str] = ()) -> HostPro
         signals.add("logp_prox")
         capabilities.add("reset_prox")
     return HostProfile("verl", frozenset(signals), frozenset(capabilities), remedies, _OWN_FIELD)
+
+
+def sequence_parallel(actor: Mapping[str, Any]) -> int:
+    """Processes that share a sequence (Ulysses): verl takes the option of the actor, older, or of its FSDP engine."""
+    return max(part.get("ulysses_sequence_parallel_size", 1) for part in (actor, actor.get("fsdp_config", {})))
 
 
 def _reports_top_tokens(rollout: Mapping[str, Any]) -> bool:

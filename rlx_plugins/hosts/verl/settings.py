@@ -13,7 +13,7 @@ from ...core.errors import ConfigError, close_matches
 from ...core.kinds import Plugin
 from ..signals import OPTION, VALUES, check_names
 from ..value_model import check_value_model
-from .profile import ASYNC, MODES, OPTIONS, SYNC, host_profile, options
+from .profile import ASYNC, MODES, OPTIONS, SYNC, host_profile, options, sequence_parallel
 
 FLAG_PREFIX = "rlx."
 """verl's own flags name our methods `rlx.<name>`."""
@@ -147,7 +147,7 @@ def _check_micro_batches(config: Any) -> None:
     micro = select(actor, "ppo_micro_batch_size_per_gpu")
     if select(actor, "use_dynamic_bsz") or micro is None:
         return
-    processes = trainer["nnodes"] * trainer["n_gpus_per_node"] // (select(actor, "ulysses_sequence_parallel_size") or 1)
+    processes = trainer["nnodes"] * trainer["n_gpus_per_node"] // sequence_parallel(actor)
     rows = actor["ppo_mini_batch_size"] * config["actor_rollout_ref"]["rollout"]["n"]
     if rows % (processes * micro):
         raise ConfigError(

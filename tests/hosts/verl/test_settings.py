@@ -130,6 +130,16 @@ def test_mistakes_are_refused_with_one_clear_message(config, overrides, options,
         settings.make_parts(config(*overrides, **options))
 
 
+@pytest.mark.parametrize("where", ["", "fsdp_config."])
+def test_processes_that_share_a_sequence_take_one_micro_batch_together(config, where):
+    actor = "actor_rollout_ref.actor"
+    n = config().actor_rollout_ref.actor.ppo_mini_batch_size * config().actor_rollout_ref.rollout.n
+    two = ["trainer.n_gpus_per_node=2", f"{actor}.ppo_micro_batch_size_per_gpu={n}"]
+    with pytest.raises(rlx.ConfigError, match="on 2 processes"):
+        settings.make_parts(config(*two))
+    settings.make_parts(config(*two, f"{actor}.{where}ulysses_sequence_parallel_size=2"))
+
+
 def test_a_signal_that_needs_an_option_of_verl_is_there_with_it(config, registered):
     @registered("clip", "test_reference")
     class Reference(rlx.Clip):
