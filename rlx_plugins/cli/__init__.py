@@ -27,6 +27,12 @@ from .tables import comparison_table, progress_bar, status_table, summary_table
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Plug-ins for RL post-training."
 )
+ProfileOption = Annotated[str, typer.Option(help="tiny or paper")]
+HostOption = Annotated[str | None, typer.Option(help="one of the recipe's hosts, by default its first")]
+SeedOption = Annotated[int, typer.Option(help="of weights, data order and sampling")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")]
+
 out, err = Console(), Console(stderr=True)
 PIPED_WIDTH = 600
 """Columns of a table that goes into a file or a pipe: no line is cut."""
@@ -111,12 +117,12 @@ def check(paths: Annotated[list[Path], typer.Argument(help="recipe files or fold
 def run(
     recipe: Path,
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value: a kind, or the host's argument")] = None,
-    profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
-    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts, by default its first")] = None,
-    seed: Annotated[int, typer.Option(help="of weights, data order and sampling")] = 0,
+    profile: ProfileOption = "tiny",
+    host: HostOption = None,
+    seed: SeedOption = 0,
     output: Annotated[Path | None, typer.Option(help="run folder, by default runs/<name>-<seed>")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
     print_only: Annotated[bool, typer.Option("--print", help="print the host's command instead (host verl)")] = False,
 ) -> None:
     """Train a recipe, then print first and last reward, tokens and time, and draw the curves."""
@@ -146,7 +152,7 @@ def compare(
         list[str], typer.Argument(help="name=recipe.yaml:key=value,... or name=folder of runs; name= is optional")
     ],
     seeds: Annotated[str | None, typer.Option(help="how many, or which: 5 or 3,7,11; default 5")] = None,
-    profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
+    profile: ProfileOption = "tiny",
     host: Annotated[str | None, typer.Option(help="one of the recipes' hosts, by default their first")] = None,
     output: Annotated[Path | None, typer.Option(help="folder, by default runs/compare-<arms>")] = None,
     baseline: Annotated[str | None, typer.Option(help="the arm others are compared with, by default the first")] = None,
@@ -198,9 +204,9 @@ def diagnose(
 def slurm_job(
     recipe: Path,
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value, as for rlx run")] = None,
-    profile: Annotated[str, typer.Option(help="tiny or paper")] = "tiny",
-    host: Annotated[str | None, typer.Option(help="one of the recipe's hosts, by default the first")] = None,
-    seed: Annotated[int, typer.Option(help="of weights, data order and sampling")] = 0,
+    profile: ProfileOption = "tiny",
+    host: HostOption = None,
+    seed: SeedOption = 0,
     array: Annotated[str | None, typer.Option(help="a run for each seed: seeds=0-4, seeds=0-99%4")] = None,
     output: Annotated[
         Path | None, typer.Option(help="folder, by default runs/<name>-<seed>; array: runs/<name>")
@@ -218,8 +224,8 @@ def slurm_job(
     env_setup: Annotated[list[str] | None, typer.Option(help="shell code to run first, line by line")] = None,
     python: Annotated[str | None, typer.Option(help="by default this one; with --env-setup, python")] = None,
     requeue: Annotated[bool, typer.Option(help="run again after preemption or the time limit")] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's last checkpoint")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run in the folder")] = False,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
     submit: Annotated[bool, typer.Option("--submit", help="hand the script to sbatch")] = False,
     print_only: Annotated[bool, typer.Option("--print", help="print the script and write nothing")] = False,
 ) -> None:

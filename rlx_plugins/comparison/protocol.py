@@ -13,10 +13,8 @@ from typing import Any
 from ..core.config import expand
 from ..core.errors import ConfigError
 from ..core.kinds import ROLLOUT_KINDS
+from ..recipes.settings import BUDGETS
 from .runs import Run
-
-BUDGETS = ("generated", "update")
-"""Kinds of token budget: tokens sampled; tokens that optimizer steps gave a weight, once for each pass."""
 
 TOLERANCE = 0.05
 """Budgets that differ by less than this share count as equal."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from .errors import DataError, MissingSignal
 from .segments import Segments
 
 if TYPE_CHECKING:
-    from .trajectory import Group, Rollout
+    from .trajectory import Group, Rollout, Top
 
 
 class RolloutBatch(Mapping[str, Any]):
@@ -233,17 +233,28 @@ def pack(
 
 def _top(rollouts: Sequence[Rollout], shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Tensor]:
     """The engine's likeliest tokens as columns [B,T,K]; none where no segment has them."""
-    size = max((s.top[0].shape[1] for r in rollouts for s in r.segments if s.top is not None), default=0)
-    if not size:
-        return {}
-    ids, logp = torch.full((*shape, size), -1, dtype=torch.int32), torch.full((*shape, size), torch.nan, dtype=dtype)
+    places: list[tuple[int, int, Top]] = []
     for b, r in enumerate(rollouts):
         at = 0
         for s in r.segments:
             if s.top is not None:
-                k = s.top[0].shape[1]
-                ids[b, at : at + len(s.tokens), :k], logp[b, at : at + len(s.tokens), :k] = s.top
+                places.append((b, at, s.top))
             at += len(s.tokens)
+    size = max((top[0].shape[1] for *_, top in places), default=0)
+    return top_token_columns(places, (*shape, size), dtype) if size else {}
+
+
+def top_token_columns(
+    places: Iterable[tuple[int, int, Top]], shape: tuple[int, int, int], dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """`rollout_top_ids` and `rollout_top_logp` [B,T,K] of (row, first token, likeliest tokens from there on).
+
+    -1 and NaN where nothing is known; what reaches beyond T is left out.
+    """
+    ids, logp = torch.full(shape, -1, dtype=torch.int32), torch.full(shape, torch.nan, dtype=dtype)
+    for b, at, (known_ids, known_logp) in places:
+        n, k = min(len(known_ids), shape[1] - at), known_ids.shape[1]
+        ids[b, at : at + n, :k], logp[b, at : at + n, :k] = known_ids[:n], known_logp[:n]
     return {"rollout_top_ids": ids, "rollout_top_logp": logp}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.batch import top_token_columns
 from ..core.config import Parts
 from ..core.errors import ConfigError, DataError
 from ..core.host import BATCH_SIGNALS, TOKEN_SIGNALS
@@ -66,15 +67,11 @@ def top_tokens(ids: Sequence[Sequence[int]], logp: Sequence[Sequence[float | Non
     return torch.tensor(listed, dtype=torch.int32).reshape(shape), torch.tensor(values).float().reshape(shape)
 
 
-def top_columns(rows: Sequence[Top | None], width: int) -> dict[str, Tensor]:
+def top_columns(rows: Sequence[Top | None], width: int, device: torch.device | None = None) -> dict[str, Tensor]:
     """`rollout_top_ids` and `rollout_top_logp` [B,width,TOP_K] of rows (None: no token of theirs is known)."""
-    ids = torch.full((len(rows), width, TOP_K), -1, dtype=torch.int32)
-    logp = torch.full((len(rows), width, TOP_K), torch.nan)
-    for i, top in enumerate(rows):
-        if top is not None:
-            n = min(width, len(top[0]))
-            ids[i, :n], logp[i, :n] = top[0][:n], top[1][:n]
-    return {"rollout_top_ids": ids, "rollout_top_logp": logp}
+    known = [(i, 0, top) for i, top in enumerate(rows) if top is not None]
+    columns = top_token_columns(known, (len(rows), width, TOP_K))
+    return {name: column.to(device) for name, column in columns.items()}
 
 
 def indices(column: Any) -> Any:

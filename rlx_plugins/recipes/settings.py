@@ -23,6 +23,10 @@ from typing import Any
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
+BUDGETS = ("generated", "update")
+"""Kinds of token budget, `max_<kind>_tokens`: tokens sampled, those of rollouts that were dropped included; tokens that
+optimizer steps gave a weight, once for each pass."""
+
 SAME: dict[str, dict[str, tuple[str, ...]]] = {
     "trl": {
         "steps": ("max_steps",),

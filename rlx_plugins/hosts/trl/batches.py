@@ -81,7 +81,7 @@ def generated_batch(
     device, needs = trainer.accelerator.device, trainer.needs
     columns: dict[str, Any] = token_columns(out, trainer.eos_token_ids) | forward_columns(trainer, out)
     if trainer.reports_top_tokens:
-        columns |= {n: c.to(device) for n, c in top_columns(trainer.top_tokens, out["completion_ids"].shape[1]).items()}
+        columns |= top_columns(trainer.top_tokens, out["completion_ids"].shape[1], device)
     if empty_rows:
         columns["response_mask"][empty_rows] = False
         columns["finished"][empty_rows] = True
@@ -138,7 +138,7 @@ def program_batch(trainer: RLXTrainer, made: Rollouts, out: dict[str, Any]) -> R
     columns.setdefault("correct", batch.rewards > SUCCESS)
     if trainer.reports_top_tokens:
         if not TOP_TOKENS <= set(columns):  # no row was sampled in this step
-            columns |= {n: c.to(batch.device) for n, c in top_columns([None] * size, width).items()}
+            columns |= top_columns([None] * size, width, batch.device)
     elif (name := "rollout_top_logp") in trainer.needs.likeliest:  # the engine's own where it sampled as is scored
         alike = ~batch.helped & (batch.temperature == trainer.temperature)
         alike = (alike[:, None] & (columns["staleness"] == 0))[..., None]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
-from ...recipes.run_folder import read_json, write_text
-
-KINDS = ("generated", "update")
-"""Tokens sampled, those of rollouts that were dropped included; tokens an optimizer step gave a weight, once a pass."""
+from ...recipes.run_folder import read_json, write_json
+from ...recipes.settings import BUDGETS
 
 FILE = "rlx_tokens.json"
 
@@ -25,13 +22,13 @@ class TokenBudget:
     """
 
     limits: dict[str, int]
-    spent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    spent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BUDGETS, 0))
 
     @classmethod
     def of(cls, rlx: Mapping[str, Any], *, plugins: bool) -> TokenBudget:
         """The budget in the group `rlx` of the configuration, for a run with or without plug-ins; ConfigError for one
         that can't be kept."""
-        given = {kind: rlx[f"max_{kind}_tokens"] for kind in KINDS}
+        given = {kind: rlx[f"max_{kind}_tokens"] for kind in BUDGETS}
         for kind, tokens in given.items():
             if tokens is not None and (not isinstance(tokens, int) or tokens < 1):
                 raise ConfigError(f"rlx.max_{kind}_tokens: a number of tokens, got {tokens!r}")
@@ -55,7 +52,7 @@ class TokenBudget:
         """Write what has been spent to the folder of a checkpoint."""
         if self.limits:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            write_text(Path(folder) / FILE, json.dumps(self.spent) + "\n")
+            write_json(Path(folder) / FILE, self.spent)
 
     def load(self, folder: str | Path) -> None:
         """Go on from what a checkpoint's run had spent; refuses one that did not count."""
